@@ -13,16 +13,26 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.compile.device import units
+from hotfuse.compile.request_bodies import DevicePlanRequest
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.ir.graph import Graph, Value, map_node, sources
+from hotfuse.ir.normal import normalized
+from hotfuse.ir.subgraph import extract
+from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import TensorType
-from hotfuse.lower.gpu import placeless
+from hotfuse.lower.gpu import gpu_tilings, lower_gpu, placeless
 from hotfuse.ops.bounded_attention import NAME as BOUNDED
 from hotfuse.ops.packed import NAME as PACKED
+from hotfuse.ops.table import packet
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.serve.device_packing import REMEMBERED, DevicePackedRun, DevicePacker, capacity, usual_capacity
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.runtime.tierup.padding import padded_traffic
 from hotfuse.specialize.packing import PackedInput
+from hotfuse.specialize.shapes import at_sizes
+from hotfuse.tile.program import Loop
 from tests.padded import PaddedEncoder, batch
 
 CAPTURED = Settings(capture="inline", tiers=0)
@@ -81,6 +91,32 @@ def test_any_room_gives_what_the_model_gives(attends: str, pools: str, dynamic: 
         for room in sorted({live, min(live + 5, mask.numel()), mask.numel()}):
             given = asks.made(mask, torch.zeros(room, dtype=torch.uint8))
             torch.testing.assert_close(plan.run(*inputs, *given)[0].double(), truth(model, inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attends", ["expanded", "causal"])
+def test_attention_of_packed_rows_is_a_kernel(attends: str) -> None:
+    packer, _ = packed(PaddedEncoder(attends))
+    inputs = batch(3, 16, 0.5)
+    given = [*inputs, *DevicePacker(packer).made(inputs[packer.mask], torch.zeros(40, dtype=torch.uint8))]
+    sizes = bind(packer.packing.graph, [tuple(t.shape) for t in given])
+    assert not isinstance(sizes, Mismatch)
+    answer, _ = units.plan(DevicePlanRequest(show(at_sizes(packer.packing.graph, dict(sizes)))))
+    graph, at, found = parse(str(answer["graph"])), 0, 0
+    for count, kind in answer["groups"]:
+        piece = extract(graph, range(at, at + count), "group")
+        at += count
+        if any(packet(n.op) == BOUNDED for n in piece.nodes):
+            found += 1
+            assert kind == GroupKind.ATTENTION
+            kernel = lower_gpu(normalized(piece), gpu_tilings(piece)[1]).kernel
+            assert any(isinstance(s, Loop) and s.given is not None for s in statements(kernel.body))
+    assert found == 2
+
+
+def statements(body: Sequence[Any]) -> Iterator[Any]:
+    for s in body:
+        yield s
+        yield from statements(getattr(s, "body", ()))
 
 
 def test_what_is_made_is_what_the_host_makes() -> None:

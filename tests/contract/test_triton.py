@@ -32,6 +32,7 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.gpu import GpuTiling, gpu_tilings, lower_gpu
+from hotfuse.ops import bounded_attention as _operator  # noqa: F401 - which torch knows by its name from then on
 from hotfuse.tile import isa
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.interp import run as interpret_tiles
@@ -293,6 +294,51 @@ def test_gelu_of_16_bits_is_off_by_less_than_their_rounding(tmp_path: Path) -> N
     assert bool(((got.double() - want).abs()[finite] <= 2.6e-5 + 2.0**-11 * want.abs()[finite]).all())
     wide = lower_gpu(group_of(lambda x: F.gelu(x), (x.float(),)).graph, tiling)
     assert "_normal_of_16_bits(t" not in emit(wide.kernel).text
+
+
+def packed_rows(lengths: Sequence[int], room: int, kv_heads: int = 4) -> tuple[Tensor, ...]:
+    """Queries, keys, values of sequences one behind the other, and rows of none; offsets."""
+    return half(room, 64), half(room, 16 * kv_heads), half(room, 16 * kv_heads), torch.tensor([0, *lengths]).cumsum(0)
+
+
+def packed_attention(causal: bool, kv_heads: int = 4) -> Callable[..., Tensor]:
+    def fn(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
+        q, k, v = q.view(-1, 4, 16), k.view(-1, kv_heads, 16), v.view(-1, kv_heads, 16)
+        return torch.ops.hotfuse.bounded_packed_attention(q, k, v, offsets, None, 0.3, 40, causal).reshape(-1, 64)
+
+    return fn
+
+
+@needs_triton
+@pytest.mark.parametrize(("causal", "kv_heads"), [(False, 4), (True, 2)])
+def test_packed_attention_reads_where_sequences_lie(
+    causal: bool, kv_heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting(monkeypatch)
+    fn = packed_attention(causal, kv_heads)
+    tensors = packed_rows((3, 1, 37, 40, 0, 20), 128, kv_heads)
+    made = group_of(fn, tensors)
+    tiling = replace(gpu_tilings(made.graph)[1], rows=16, depth=32)
+    low = lower_gpu(made.graph, tiling)
+    run = Interpreted(emit(low.kernel, 2), tmp_path)
+    for lengths in ((3, 1, 37, 40, 0, 20), (40, 40, 40, 8, 0, 0), (0, 0, 0, 0, 0, 1)):  # one kernel for every mask
+        tensors = packed_rows(lengths, 128, kv_heads)
+        live, want = sum(lengths), fn(*(t.double() if t.is_floating_point() else t for t in tensors))
+        (meant,) = interpret(low, made, tensors)
+        out = torch.full((128, 64), 77.0).half()
+        given = {v.name: t for v, t in zip(sources(made.graph), tensors, strict=True)}
+        run(*(given.get(a.value, out) for a in low.arguments))
+        close([meant[:live], out[:live]], [want[:live], want[:live]])
+        assert bool((out[live:] == 77).all()), "rows of no sequence are not written"
+    for target in TARGETS:
+        assert build(emit(low.kernel, 2, dependent=target.dependent), target, 4, target.dependent).code[:4] == b"\x7fELF"
+
+
+def test_packed_attention_that_is_left_to_the_library() -> None:
+    tensors = packed_rows((3, 5), 16)
+    narrow = group_of(packed_attention(causal=False), (*tensors[:3], tensors[3].int())).graph
+    with pytest.raises(CannotLower, match="types"):
+        lower_gpu(narrow, GpuTiling(16, 16, 16))
 
 
 def test_sums_that_cannot_be_shared_are_refused() -> None:

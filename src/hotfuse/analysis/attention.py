@@ -27,7 +27,9 @@ from hotfuse.ops.table import packet
 FUSED = "aten.scaled_dot_product_attention"
 PACKED = packed.NAME
 """Over sequences that lie one behind the other."""
-WHOLE = frozenset({FUSED, PACKED})
+BOUNDED = "hotfuse.bounded_packed_attention"
+"""The same with a bound on their lengths, on a device (`ops.bounded_attention`)."""
+WHOLE = frozenset({FUSED, PACKED, BOUNDED})
 """Attentions that are one node."""
 _PRODUCTS = frozenset({"aten.matmul", "aten.bmm"})
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})

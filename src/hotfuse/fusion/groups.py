@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
-from hotfuse.analysis.attention import PACKED, WHOLE, written
+from hotfuse.analysis.attention import BOUNDED, PACKED, WHOLE, written
 from hotfuse.analysis.convolution import is_convolution, padding_in_front
 from hotfuse.analysis.experts import expert_products, has_kernel
 from hotfuse.analysis.quantized import byte_products
@@ -186,7 +186,7 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
 def _operands(graph: Graph, g: _Open) -> tuple[Value, ...]:
     """What a group reads: of an attention, queries, keys, values, mask; offsets of a packed one are read as they lie."""
     made = {v.name for i in g.nodes for v in graph.nodes[i].outs}
-    packed = next((graph.nodes[i] for i in g.nodes if packet(graph.nodes[i].op) == PACKED), None)
+    packed = next((graph.nodes[i] for i in g.nodes if packet(graph.nodes[i].op) in (PACKED, BOUNDED)), None)
     if packed is not None:
         return tuple(v for v in packed.args[:3] if isinstance(v, Value))
     return tuple(v for i in g.nodes for v in graph.nodes[i].ins if v.name not in made)

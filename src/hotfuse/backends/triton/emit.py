@@ -3,6 +3,7 @@
     parallel loops, outermost    ->  the grid: one program per iteration, the last loop's neighbours next to each other
     several such nests           ->  one grid behind the other (`backends.triton.grid`)
     serial loops                 ->  tl.range, whose loads are fetched ahead by `stages`
+    numbers given in memory      ->  loaded, for loops to run to and rows to begin at
     tiles                        ->  variables; extents are powers of 2
     accesses                     ->  base pointer, plus an arange per tile axis; `valid` is a mask
     blocks of matrices           ->  copies by tensor descriptors, where `bulk` is asked for (`backends.triton.bulk`)
@@ -261,7 +262,7 @@ class _KernelWriter:
         if self.programs > PREFETCHING_PROGRAMS:
             return
         for loop in body:
-            if not isinstance(loop, Loop) or not isinstance(loop.lo, int) or not isinstance(loop.hi, int):
+            if not isinstance(loop, Loop) or not isinstance(loop.lo, int) or not isinstance(loop.hi, int) or loop.given is not None:
                 continue
             for instr in loop.body:
                 if isinstance(instr, Instr) and instr.op == "load" and isinstance(instr.args[0], TileAccess):
@@ -304,8 +305,11 @@ class _KernelWriter:
                     self.depth -= 1
 
     def loop(self, loop: Loop) -> None:
-        if loop.given is not None or loop.kind is LoopKind.PARALLEL:
+        if loop.kind is LoopKind.PARALLEL:
             raise CannotLower("a loop that only a CPU runs")
+        if loop.given is not None:
+            self.given(loop, loop.given)
+            return
         for inner, first in loop.carried:
             self.line(f"{_tile(inner)} = {_tile(first)}")
         bounds, each = f"{self.dim(loop.lo)}, {self.dim(loop.hi)}, {loop.step}", 0
@@ -337,6 +341,13 @@ class _KernelWriter:
         self.depth -= 1
         for (inner, _), out in zip(loop.carried, loop.outs, strict=True):
             self.line(f"{_tile(out)} = {_tile(inner)}")
+
+    def given(self, loop: Loop, place: TileAccess) -> None:
+        """A number that lies in memory, and what is done with it."""
+        pointer, _ = self.place(place, ())
+        self.most.pop(loop.var, None)
+        self.line(f"{self.named(loop.var)} = tl.load({pointer}).to(tl.int32)")
+        self.block(loop.body)
 
     # -- instructions
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from hotfuse.analysis.attention import BOUNDED
 from hotfuse.analysis.liveness import last_uses
 from hotfuse.backends import registry
 from hotfuse.backends.device_code import BuiltDeviceKernel, device_kernel
@@ -39,13 +40,15 @@ from hotfuse.compile.value import FIRST_PLAN_GAIN
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
-from hotfuse.ir.graph import Graph, Kind, Node, output_values, sources
+from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.lower.common.codec import from_json
+from hotfuse.lower.ops.views import shape_of
 from hotfuse.machine.device_clock import device_seconds
 from hotfuse.machine.device_stream import in_own_stream
+from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
 
 TRIALS_S = 60.0
@@ -280,10 +283,12 @@ class _Generation:
         libraries = [flat_function(piece, meaning, self.weights)[0] for piece in pieces]
         inputs = [env[v.name] for v in pieces[0].inputs]
         every = [[*inputs, *(self.weights[p.key] for p in piece.params)] for piece in pieces]
+        wanted = _written_rows(pieces[0], env)
         try:
             found: DeviceTrial = tried(
-                [lambda run=run: run(*inputs) for run in libraries],
-                [[lambda k=k, given=given: k(*given) for given in every] for k, _ in unit.candidates], self.differ, self.device,
+                [lambda run=run: wanted(run(*inputs)) for run in libraries],
+                [[lambda k=k, given=given: wanted(k(*given)) for given in every] for k, _ in unit.candidates],
+                self.differ, self.device,
             )  # fmt: skip
         except (HotfuseError, RuntimeError) as e:
             unit.because = str(e).splitlines()[0][:200]
@@ -368,6 +373,20 @@ class _Generation:
         """Groups that stay with the library, and why."""
         return [f"{u.uses} x {u.ops} stays with the library: {u.because}" for u in self.units.values()
                 if u.kernel is None and u.because and (u.tried or len(u.graph.nodes) == 1)]  # fmt: skip
+
+
+def _written_rows(piece: Graph, env: Mapping[str, Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Of the results of a packed attention, the rows that belong to a sequence: what the others hold is nobody's."""
+    packed = next((n for n in piece.nodes if packet(n.op) == BOUNDED), None)
+    offsets = None if packed is None else argument(packed, "offsets")
+    if packed is None or not isinstance(offsets, Value) or offsets.name not in env:
+        return lambda outs: outs
+    live, rows = int(env[offsets.name][-1]), shape_of(packed.outs[0])[0]
+
+    def cut(outs: Sequence[Any]) -> Sequence[Any]:
+        return [o.narrow(list(o.shape).index(rows), 0, live) if rows in o.shape else o for o in outs]
+
+    return cut
 
 
 class _LoadedLater:

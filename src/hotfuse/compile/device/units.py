@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hotfuse.analysis.attention import FUSED
+from hotfuse.analysis.attention import BOUNDED, FUSED
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.analysis.sorts import is_sort
 from hotfuse.backends import registry
@@ -54,7 +54,7 @@ def fits(node: Node) -> bool:
     if any(not isinstance(v.type, TensorType) for v in (*node.ins, *node.outs)):
         return False
     return (
-        is_product(node) or packet(node.op) == FUSED or expand.known(node.op) or is_move(node.op)
+        is_product(node) or packet(node.op) in (FUSED, BOUNDED) or expand.known(node.op) or is_move(node.op)
         or packet(node.op) in primitive.expansions()
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hotfuse.analysis.attention import FUSED, PACKED, written
+from hotfuse.analysis.attention import BOUNDED, FUSED, PACKED, written
 from hotfuse.ir.graph import Graph, Value, map_node
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.between import is_product
@@ -19,6 +19,7 @@ from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.recognize_gelu import recognized
 from hotfuse.lower.gpu.attention import attention_tilings, lower_attention
 from hotfuse.lower.gpu.gemm import gemm_tilings, lower_products
+from hotfuse.lower.gpu.packed_attention import lower_packed_attention, packed_attention_tilings
 from hotfuse.lower.gpu.rows import lower_rows, row_tilings
 from hotfuse.lower.gpu.tiling import GpuTiling
 from hotfuse.ops.table import packet
@@ -29,6 +30,8 @@ def lower_gpu(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, 
     with limited():
         found = recognized(placeless(graph))
         given, name = strides or {}, _name(found)
+        if any(packet(n.op) == BOUNDED for n in found.nodes):
+            return lower_packed_attention(found, tiling, given, name)
         if _is_attention(found):
             return lower_attention(found, tiling, given, name)
         if any(is_product(n) for n in found.nodes):
@@ -39,6 +42,8 @@ def lower_gpu(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, 
 def gpu_tilings(graph: Graph, *, bulk: bool = False) -> Sequence[GpuTiling]:
     """Tilings that are worth a trial, the likeliest first; `bulk`: the device has a copy engine for blocks of matrices."""
     found = recognized(placeless(graph))
+    if any(packet(n.op) == BOUNDED for n in found.nodes):
+        return packed_attention_tilings(found)
     if _is_attention(found):
         return attention_tilings(found)
     if any(is_product(n) for n in found.nodes):

@@ -28,19 +28,20 @@ from hotfuse.lower.common.steps import Definitions
 from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.gpu.tiling import GpuTiling, left_over, numbers, power_of_2
 from hotfuse.lower.ops.views import broadcast, shape_of
-from hotfuse.tile.build import KernelBuilder
+from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Tile
 
 MAX_WIDTH = 256
+TRIES = 16
+"""Times that loops are made finer."""
 _LEAST = 16
-_TRIES = 16
 _LOG2E = math.log2(math.e)
 _NONE = -math.inf
-_TYPES = (DType.F32, DType.F16, DType.BF16)
+TYPES = (DType.F32, DType.F16, DType.BF16)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class AttentionSizes:
     """Of one attention; `uses` query heads read the same keys."""
 
     batch: int
@@ -70,10 +71,10 @@ def lower_attention(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple
     space = Space.of((sizes.batch, kv_heads, sizes.uses, sizes.queries, sizes.value_width, sizes.keys, sizes.width))
     builder = KernelBuilder(name)
     memory = KernelBuffers(builder, graph, strides)
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         try:
             with builder.apart() as written:
-                _AttentionWriter(graph, node, sizes, tiling, memory, space).write()
+                AttentionWriter(graph, node, sizes, tiling, memory, space).write()
             builder.splice(written)
             return memory.finish(builder.finish())
         except Refine as finer:
@@ -81,14 +82,14 @@ def lower_attention(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple
     raise CannotLower("the loops do not become fine enough")
 
 
-def _sizes(node: AttentionNode) -> _Sizes:
+def _sizes(node: AttentionNode) -> AttentionSizes:
     shapes = [numbers(*four(shape_of(x), 1)) for x in (node.q, node.k, node.v)]
     if node.turned:
         b, h, d, s = shapes[1]
         shapes[1] = (b, h, s, d)
     (batch, heads, queries, width), (kb, kv_heads, keys, kw), (vb, v_heads, v_keys, value_width) = shapes
     types = {tensor_type(x).dtype for x in (node.q, node.k, node.v)}
-    if len(types) != 1 or not types <= set(_TYPES):
+    if len(types) != 1 or not types <= set(TYPES):
         raise CannotLower(f"attention of {', '.join(sorted(t.value for t in types))}")
     if (batch, batch) != (kb, vb) or kw != width or v_keys != keys or v_heads != kv_heads:
         raise CannotLower("attention whose operands do not have one batch")
@@ -96,16 +97,16 @@ def _sizes(node: AttentionNode) -> _Sizes:
         raise CannotLower(f"{heads} query heads meet {kv_heads}")
     if 0 in (batch, heads, queries, keys) or min(queries, width, value_width) < 2 or max(width, value_width) > MAX_WIDTH:
         raise CannotLower(f"attention of {queries} queries, {keys} keys, widths {width} and {value_width}")
-    if node.mask is not None and (node.causal or tensor_type(node.mask).dtype not in (DType.BOOL, *_TYPES)):
+    if node.mask is not None and (node.causal or tensor_type(node.mask).dtype not in (DType.BOOL, *TYPES)):
         raise CannotLower("attention with such a mask")
-    return _Sizes(batch, heads, heads // kv_heads, queries, keys, width, value_width)
+    return AttentionSizes(batch, heads, heads // kv_heads, queries, keys, width, value_width)
 
 
-class _AttentionWriter:
+class AttentionWriter:
     """One kernel while it is written, in loops of one fineness."""
 
     def __init__(
-        self, graph: Graph, node: AttentionNode, sizes: _Sizes, tiling: GpuTiling, memory: KernelBuffers, space: Space
+        self, graph: Graph, node: AttentionNode, sizes: AttentionSizes, tiling: GpuTiling, memory: KernelBuffers, space: Space
     ) -> None:
         if any(len(r) > 1 for r in space.roots[3:]) or any(space.cuts):
             raise CannotLower("queries, keys or widths of the attention are not one dim of an operand")
@@ -113,15 +114,22 @@ class _AttentionWriter:
         self.builder = memory.builder
         self.definitions = Definitions(graph)
         self.at = Evaluator(memory, graph, space, definitions=self.definitions)
-        batch, kv, use, query, element, key, inner = (space.root(i) for i in range(7))
-        head = summed(scaled(kv, sizes.uses), use)
         self.at_q, self.at_e, self.at_k, self.at_i = (space.roots[i][0] for i in (3, 4, 5, 6))
+        self.places()
+        self.outer = [k for r in space.roots[:3] for k in r]
+        self.first_key: Dim = 0
+        self.keys: Dim = sizes.keys
+        """Where the keys of a program begin, and how many they are."""
+
+    def places(self) -> None:
+        """Where operands and results of the attention lie."""
+        batch, kv, use, query, element, key, inner = (self.space.root(i) for i in range(7))
+        node, head = self.node, summed(scaled(kv, self.sizes.uses), use)
         self.q = _three(node.q, (batch, head, query, inner))
         self.k = _three(node.k, (batch, kv, inner, key) if node.turned else (batch, kv, key, inner))
         self.v = _three(node.v, (batch, kv, key, element))
         self.out = _three(node.node.outs[0], (batch, head, query, element))
         self.scores = (batch, head, query, key)
-        self.outer = [k for r in space.roots[:3] for k in r]
 
     def write(self) -> None:
         """The loops over the grid, keys, results."""
@@ -140,33 +148,36 @@ class _AttentionWriter:
             first = scope.enter_context(b.parallel("q", s.queries, self.block)).var
             where[self.at_q] = first
             along_q = TileAxis(self.at_q, self.block, left_over(s.queries, self.block, first))
-            along_i = self._wide(self.at_i, s.width)
-            along_e = self._wide(self.at_e, s.value_width)
+            along_i = self.wide(self.at_i, s.width)
+            along_e = self.wide(self.at_e, s.value_width)
             with self.at.loops({**where, self.at_i: 0, self.at_e: 0}):
                 with self.at.loops({}, (along_q, along_i)):
                     q = b.bcast(self.at.tile(self.node.q, self.q), (self.block, along_i.extent))
-                sums, total = self._keys(q, first, along_q, along_i, along_e)
+                sums, total = self.summed(q, first, along_q, along_i, along_e)
                 with self.at.loops({}, (along_q, along_e)):
-                    self.at.give(self.node.node.outs[0], self.out, self._finished(sums, total))
+                    self.at.give(self.node.node.outs[0], self.out, self.finished(sums, total))
                     for v in outputs:
                         self.at.store(v, landed[v.name], self.at.tile(v, landed[v.name]))
 
     @staticmethod
-    def _wide(counter: int, extent: int) -> TileAxis:
+    def wide(counter: int, extent: int) -> TileAxis:
+        """The elements of a head, all of them in one tile."""
         width = max(_LEAST, power_of_2(extent))
         return TileAxis(counter, width, None if width == extent else extent)
 
-    def _keys(self, q: Tile, first: Dim, along_q: TileAxis, along_i: TileAxis, along_e: TileAxis) -> tuple[Tile, Tile]:
+    def summed(self, q: Tile, first: Dim, along_q: TileAxis, along_i: TileAxis, along_e: TileAxis) -> tuple[Tile, Tile]:
+        """The values of a block of queries, weighed, and what the weights add up to."""
         b, s, node = self.builder, self.sizes, self.node
         block, step = self.block, self.step
         f32 = DType.F32
         begin = [b.fill(_NONE, f32, (block, 1)), b.fill(0.0, f32, (block, 1)), b.fill(0.0, f32, (block, along_e.extent))]
-        end: Dim = expr("min", s.keys, expr("+", first, block)) if node.causal else s.keys
+        end: Dim = expr("min", self.keys, expr("+", first, block)) if node.causal else self.keys
         scale = (1 / math.sqrt(s.width) if node.scale is None else node.scale) * _LOG2E
         with b.loop("k", 0, end, step, carry=begin) as loop:
             top, total, sums = loop.carried
-            along_k = TileAxis(self.at_k, step, left_over(s.keys, step, loop.var))
-            with self.at.loops({self.at_k: loop.var}):
+            valid = left_over(self.keys, step, loop.var) if isinstance(self.keys, int) else remaining(self.keys, loop.var)
+            along_k = TileAxis(self.at_k, step, valid)
+            with self.at.loops({self.at_k: expr("+", self.first_key, loop.var)}):
                 with self.at.loops({}, (along_i, along_k)):
                     k = b.bcast(self.at.tile(node.k, self.k), (along_i.extent, step))
                 x = b.map("mul", b.mma(b.fill(0.0, f32, (block, step)), q, k), scale)
@@ -204,7 +215,8 @@ class _AttentionWriter:
             x = b.map("select", b.map("le", column, row), x, nothing)
         return x
 
-    def _finished(self, sums: Tile, total: Tile) -> Tile:
+    def finished(self, sums: Tile, total: Tile) -> Tile:
+        """The results of a block."""
         b, node = self.builder, self.node
         if not node.empty_is_nan:
             total = b.map("select", b.map("eq", total, b.fill(0.0, DType.F32)), b.fill(1.0, DType.F32), total)
@@ -214,7 +226,7 @@ class _AttentionWriter:
         return b.cast(done, tensor_type(node.node.outs[0]).dtype)
 
 
-def _shape(s: _Sizes, rank: int) -> tuple[int, ...]:
+def _shape(s: AttentionSizes, rank: int) -> tuple[int, ...]:
     """Of the scores, for operands of so many dims."""
     full = (s.batch, s.heads, s.queries, s.keys)
     return full if rank == 4 else (s.batch, s.queries, s.keys) if rank == 3 else full[2:]
