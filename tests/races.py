@@ -6,6 +6,8 @@ better one has to beat takes milliseconds longer than any kernel of a test does,
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +18,16 @@ import pytest
 import torch
 
 from hotfuse import api, torch_backend
+from hotfuse.compile.learn import measure
+from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate, Shelf
 from hotfuse.compile.variants import trial
+from hotfuse.compile.variants.alternatives import Variant, VariantQuestion
+from hotfuse.compile.variants.skipping import Zeroed
+from hotfuse.compile.variants.variant_search import VariantSearch
+from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
+from hotfuse.ir.types import Layout, TensorType
+from hotfuse.lower.common.lowered import StateArgument
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup import improve
 from hotfuse.runtime.tierup.race import Trial
@@ -41,13 +51,24 @@ class Held(NamedTuple):
     clock: Callable[[], float] | None
 
 
-def sleeping(run: Callable[..., Any], seconds: float = SLOWER_S) -> Callable[..., Any]:
-    """The same, later."""
+def sleeping(run: Callable[..., Any], seconds: float | Callable[[], float] = SLOWER_S) -> Callable[..., Any]:
+    """The same, later: always by so much, or by what each call is told."""
 
     def slower(*args: Any) -> Any:
-        if seconds:
-            time.sleep(seconds)
+        time.sleep(seconds() if callable(seconds) else seconds)
         return run(*args)
+
+    return slower if callable(seconds) or seconds else run
+
+
+def prolonged(run: Callable[..., Any], times: float) -> Callable[..., Any]:
+    """The same, so many times as long, and a millisecond."""
+
+    def slower(*args: Any) -> Any:
+        begin = time.perf_counter()
+        found = run(*args)
+        time.sleep(1e-3 + (times - 1) * (time.perf_counter() - begin))
+        return found
 
     return slower
 
@@ -62,9 +83,38 @@ def new_plans_lose(patch: pytest.MonkeyPatch, seconds: float = SLOWER_S) -> None
     raced(patch, lambda: (0.0, seconds))
 
 
-def raced(patch: pytest.MonkeyPatch, sleeps: Callable[[], tuple[float, float]], where: ModuleType = improve) -> list[Held]:
+def new_plans_win_by(patch: pytest.MonkeyPatch, times: float) -> None:
+    """The same for models whose calls take long: what serves already takes so many times as long as it would."""
+
+    def race(
+        old: Callable[..., Any], new: Callable[..., Any], *more: Any, before: Sequence[tuple[float, float]] = (), **how: Any
+    ) -> Trial:
+        return real_race(prolonged(old, times), new, *more, before=[(was * times, now) for was, now in before], **how)
+
+    patch.setattr(improve, "race", race)
+
+
+def nobody_wins(patch: pytest.MonkeyPatch, held: list[Held]) -> None:
+    """Rounds are won by one and the other in turns, so that nothing is decided when the time is up; notes the races held."""
+
+    def race(
+        old: Callable[..., Any], new: Callable[..., Any], *more: Any, before: Sequence[tuple[float, float]] = (), **how: Any
+    ) -> Trial:
+        turns = [itertools.cycle((SLOWER_S, 0.0)), itertools.cycle((0.0, 2 * SLOWER_S))]  # first calls are no rounds
+        sides = [sleeping(run, functools.partial(next, t)) for run, t in zip((old, new), turns, strict=True)]
+        found = real_race(sides[0], sides[1], *more, **how)
+        held.append(Held(found, tuple(before), how.get("clock")))
+        return found
+
+    patch.setattr(improve, "race", race)
+
+
+def raced(
+    patch: pytest.MonkeyPatch, sleeps: Callable[[], tuple[float, float]], where: ModuleType = improve,
+    held: list[Held] | None = None,
+) -> list[Held]:
     """Rounds beside calls with so much sleep on the old and the new side, asked for each race; gives the list of races held."""
-    held: list[Held] = []
+    held = [] if held is None else held
 
     def race(
         old: Callable[..., Any], new: Callable[..., Any], *more: Any, before: Sequence[tuple[float, float]] = (), **how: Any
@@ -87,6 +137,68 @@ def kernels_win(patch: pytest.MonkeyPatch, seconds: float = LIBRARY_S) -> None:
 def kernels_lose(patch: pytest.MonkeyPatch, seconds: float = LIBRARY_S) -> None:
     """The same with sleep on the other side."""
     patch.setattr(trial, "_timed", lambda native, library, inputs: timed(sleeping(native, seconds), library, inputs))
+
+
+Sleeps = Callable[[BoundCall, CompiledCandidate | None, Shelf | None], float]
+
+
+def measured_with(patch: pytest.MonkeyPatch, sleeps: Sleeps) -> None:
+    """What workers time in turns is bound, run and timed as ever, with so much sleep in each of its calls."""
+    bind = measure.bind
+
+    def slower(candidate: Candidate, group: str, made: CompiledCandidate | None, shelf: Shelf | None = None) -> BoundCall:
+        bound = bind(candidate, group, made, shelf)
+        bound.call = sleeping(bound.call, sleeps(bound, made, shelf))
+        return bound
+
+    patch.setattr(measure, "bind", slower)
+
+
+def layouts_take(patch: pytest.MonkeyPatch, *, rows_s: float = 0.0, last_s: float = 0.0) -> None:
+    """Convolutions are measured as ever, with so much sleep where images lie row by row, or with channels innermost."""
+
+    def sleeps(bound: BoundCall, *_: object) -> float:
+        nodes = bound.candidate.graph.nodes
+        types = [v.type for n in nodes for v in n.outs if isinstance(v.type, TensorType)]
+        if not any("conv" in n.op for n in nodes):
+            return 0.0
+        return rows_s if all(t.layout == Layout() for t in types) else last_s
+
+    measured_with(patch, sleeps)
+
+
+def variants_take(patch: pytest.MonkeyPatch, sleeps: Callable[[Variant, int], float]) -> None:
+    """Variants are measured as ever at every size that the search asks for, each with so much sleep in its calls."""
+    at, plain, bound = [0], VariantSearch._timed, VariantSearch._bound
+
+    def timed(self: VariantSearch, question: VariantQuestion, variants: Sequence[Variant], n: int) -> dict[str, float]:
+        at[0] = n
+        return plain(self, question, variants, n)
+
+    def slower(self: VariantSearch, variant: Variant, env: Mapping[str, int]) -> BoundCall:
+        found = bound(self, variant, env)
+        found.call = sleeping(found.call, sleeps(variant, at[0]))
+        return found
+
+    patch.setattr(VariantSearch, "_timed", timed)
+    patch.setattr(VariantSearch, "_bound", slower)
+
+
+SKIPPING_PAYS_FROM = 125
+"""Per mille of rows that are zeros."""
+
+
+def skipping_pays(patch: pytest.MonkeyPatch, *, pays: bool = True) -> None:
+    """Both sides of a kernel that leaves rows of zeros out are timed; sleep has it pay from an eighth of the rows on, or never."""
+
+    def sleeps(bound: BoundCall, made: CompiledCandidate | None, shelf: Shelf | None) -> float:
+        if not isinstance(shelf, Zeroed) or made is None:
+            return 0.0
+        (limit,) = {a.words[0] for a in made.lowered.arguments if isinstance(a, StateArgument)}
+        dense = 6e-3
+        return dense if limit else dense + (6e-6 * (SKIPPING_PAYS_FROM - shelf.share) if pays else dense)
+
+    measured_with(patch, sleeps)
 
 
 def slow_library(patch: pytest.MonkeyPatch, seconds: float = SLOWER_S) -> None:

@@ -25,6 +25,7 @@ from hotfuse.lower import lower
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
+from tests.races import sleeping, timed
 
 GRAPH = """graph g(%x: f32[256, 1024]) {
   %y: f32[256, 1024] = aten.gelu.default(%x)
@@ -91,10 +92,15 @@ def test_requests_for_several_threads_are_answered_apart() -> None:
     assert request_context.threads() == 1
 
 
-def outcome(kernel_us: float, threads: int, busy: int, monkeypatch: pytest.MonkeyPatch) -> trial.Outcome:
-    """A trial for calls of so many threads, with a clock that is set, on a machine of 16 cores."""
+LIBRARY_S = 0.02
+
+
+def outcome(times: float, threads: int, busy: int, monkeypatch: pytest.MonkeyPatch) -> trial.Outcome:
+    """A trial for calls of so many threads on a machine of 16 cores; the kernel sleeps so many times as long as the library."""
     monkeypatch.setattr(served_threads, "_watch", Cores(busy, 16 - busy).watch())
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(kernel_us, 100.0))
+    monkeypatch.setattr(trial, "_timed", lambda native, library, inputs: timed(
+        sleeping(native, times * LIBRARY_S), sleeping(library, LIBRARY_S), inputs
+    ))  # fmt: skip
     with request_context.used_by({"threads": threads}):
         core = kernel_cache().core
     assert core.threads == threads
@@ -103,12 +109,12 @@ def outcome(kernel_us: float, threads: int, busy: int, monkeypatch: pytest.Monke
 
 
 def test_what_loses_narrowly_on_one_thread_is_for_the_race_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome(99.0, 4, 0, monkeypatch).threads == 4
-    assert outcome(99.0, 4, 16, monkeypatch).threads == 1
-    assert outcome(120.0, 4, 16, monkeypatch).threads == 1, "nobody knows how it does on four"
-    for kernel_us, threads, busy in ((120.0, 4, 0), (130.0, 4, 16), (120.0, 1, 16)):
+    assert outcome(0.7, 4, 0, monkeypatch).threads == 4
+    assert outcome(0.7, 4, 16, monkeypatch).threads == 1
+    assert outcome(1.12, 4, 16, monkeypatch).threads == 1, "nobody knows how it does on four"
+    for times, threads, busy in ((1.12, 4, 0), (1.5, 4, 16), (1.12, 1, 16)):
         with pytest.raises(CannotLower):
-            outcome(kernel_us, threads, busy, monkeypatch)
+            outcome(times, threads, busy, monkeypatch)
 
 
 def test_labels_say_how_many_threads(tmp_path: Path) -> None:

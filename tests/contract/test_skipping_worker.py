@@ -26,7 +26,7 @@ from hotfuse.ir.text import show
 from hotfuse.lower.common.lowered import StateArgument
 from hotfuse.lower.run.kernel_state import NEVER, WHOLE
 from tests.contract.lowering import Group, group_of
-from tests.races import kernels_win
+from tests.races import kernels_win, skipping_pays
 
 
 @pytest.fixture(autouse=True)
@@ -169,8 +169,7 @@ def test_a_request_names_the_groups_it_is_about() -> None:
 @pytest.mark.parametrize("pays", [True, False])
 def test_a_unit_gets_the_kernel_that_was_asked_for(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_win(monkeypatch)
-    gain = 1e-7 if pays else -1e-7
-    monkeypatch.setattr(Skipping, "_timed", lambda *_a: lambda s: (1e-4, 1e-4 - gain * s - 1e-9))
+    skipping_pays(monkeypatch, pays=pays)
     graph = product().graph
     piece = units.piece_of(graph, range(len(graph.nodes)), {})
     request = UnitRequest("contract", {}, (("g", tuple(range(len(graph.nodes)))),), ("g",))

@@ -26,7 +26,7 @@ from hotfuse.ir.text import parse
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
 from tests.contract.variant_cases import PRODUCT, forgets, question  # noqa: F401 - a fixture
-from tests.races import kernels_win
+from tests.races import kernels_win, variants_take
 
 ATTENTION = """
 graph main(%q: f32[s1, 4, s0, 32], %k: f32[s1, 4, s0, 32], %v: f32[s1, 4, s0, 32]) where (1 <= s0), (1 <= s1) {
@@ -111,14 +111,9 @@ def test_one_thread_serves_small_calls_where_that_measured_faster() -> None:
 def compiled(
     text: str, call: Sequence[torch.Tensor], good: Callable[[str], bool], border: int, monkeypatch: pytest.MonkeyPatch
 ) -> Plan:
-    """All the way from a graph; only the clock is a test's."""
-    times = upto(border, good)
-
-    def timed(self: VariantSearch, _: object, some: Sequence[Variant], n: int) -> dict[str, float]:
-        self.times[n] = {w.name: times(w, n) for w in some}
-        return self.times[n]
-
-    monkeypatch.setattr(VariantSearch, "_timed", timed)
+    """All the way from a graph; which variant wins is by construction."""
+    takes = upto(border, good)
+    variants_take(monkeypatch, lambda variant, n: takes(variant, n) - 1e-3)
     monkeypatch.setattr(units, "BUDGET_S", math.inf)
     kernels_win(monkeypatch)
     return compile_tier1(parse(text), {}, call, INLINE)

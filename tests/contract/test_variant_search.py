@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,7 +20,7 @@ from hotfuse.compile.unit import units
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.compile.variants import variant_search
 from hotfuse.compile.variants.alternatives import ANY_SIZE, FEW_ROWS, LIBRARY, SizeRange, allowed, asked
-from hotfuse.compile.variants.variant_search import VariantDecision, VariantSearch
+from hotfuse.compile.variants.variant_search import VariantDecision
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant
 from hotfuse.ir.dims import parse as dim
@@ -34,7 +34,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.native import assembled
 from tests.contract.variant_cases import PRODUCT as TEXT
 from tests.contract.variant_cases import forgets, question  # noqa: F401 - a fixture
-from tests.races import kernels_win
+from tests.races import kernels_win, variants_take
 
 INLINE = Settings(capture="inline")
 pytestmark = pytest.mark.usefixtures("forgets")
@@ -176,14 +176,9 @@ def test_choices_that_make_no_sense_are_refused() -> None:
 
 
 def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All the way from a graph; only the clock is a test's."""
-    monkeypatch.setattr(VariantSearch, "_bound", None)
-
-    def timed(self: VariantSearch, _: object, variants: Sequence[Variant], n: int) -> dict[str, float]:
-        self.times[n] = {w.name: until(5)(w, n) for w in variants}
-        return self.times[n]
-
-    monkeypatch.setattr(VariantSearch, "_timed", timed)
+    """All the way from a graph; which variant wins is by construction."""
+    takes = until(5)
+    variants_take(monkeypatch, lambda variant, n: takes(variant, n) - 1e-3)
     monkeypatch.setattr(units, "BUDGET_S", math.inf)
     kernels_win(monkeypatch)
     graph = parse(TEXT)

@@ -24,7 +24,6 @@ from hotfuse.analysis.call_facts import Aligned, AllEqual, Dense, Fact, Facts, P
 from hotfuse.analysis.decision import decide
 from hotfuse.api import engine_stats
 from hotfuse.base.events import Action, Why
-from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.ir.types import DType
 from hotfuse.native.guard import native_select
 from hotfuse.runtime.engine import Engine
@@ -43,7 +42,7 @@ from hotfuse.specialize.table import BRANCH, OPEN_MASK, REPEATED, ZERO_ROWS
 from tests.contract.test_native_guards import basics
 from tests.mechanisms.table import Row, Switch, World, replaced, setting
 from tests.padded import PaddedEncoder, batch
-from tests.races import kernels_win
+from tests.races import kernels_win, new_plans_win, skipping_pays
 from tests.runtime.live import SETTINGS as LIVE
 from tests.runtime.live import Live
 from tests.runtime.test_bets import Branchy
@@ -127,7 +126,7 @@ def without_row(name: str) -> Switch:
 def sampled_always(world: World) -> None:
     world.patch.setattr(agent_module, "BUDGET", 1e9)
     world.patch.setattr(agent_module, "MOST_PER_SECOND", 1e9)
-    world.patch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    new_plans_win(world.patch)
 
 
 def bets(world: World) -> float:
@@ -158,7 +157,7 @@ def unmasked(world: World) -> float:
 
 def kept_results(world: World) -> float:
     """Calls that did not run again what depends on an input that came again."""
-    world.patch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    new_plans_win(world.patch)
     fast: Any = hotfuse.jit(TwoTowers().eval(), settings=world.settings(watch_rate=2))
     text = torch.randint(0, 50, (5, 7))
     for _ in range(150):
@@ -172,7 +171,7 @@ def rows_left_out(world: World) -> float:
     """Calls of a product that did not multiply rows of zeros, as sampled calls had shown them."""
     sampled_always(world)
     kernels_win(world.patch)
-    world.patch.setattr(Skipping, "_timed", lambda *_a: lambda share: (1e-4, 1.2e-4 - 1e-7 * share))
+    skipping_pays(world.patch)
     fast: Any = hotfuse.jit(nn.Sequential(nn.Linear(24, 40), nn.GELU()).eval(), settings=world.settings(watch_rate=2))
     x = torch.randn(16, 24)
     x[4:] = 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import re
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from torch import nn
 import hotfuse
 from hotfuse.base.settings import Settings
 from hotfuse.cli.costs import costs
-from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.runtime.plan import Plan
-from tests.races import slow_library
+from tests.races import layouts_take, slow_library
 
 
 class Rows(nn.Module):
@@ -29,14 +27,9 @@ class Rows(nn.Module):
         return self.mix(x.cumsum(-1)).cumsum(-1)
 
 
-def served(monkeypatch: pytest.MonkeyPatch, rows_us: float, last_us: float) -> tuple[Plan, str]:
-    """A model whose convolution takes so long in either order, served; and what is said of it."""
-
-    def measured(_: UnitContests, old: Sequence[Any], new: Sequence[Any]) -> tuple[float, float]:
-        last = [any("contiguous" in n.op for g, _ in side for n in g.nodes) for side in (old, new)]
-        return (last_us if last[0] else rows_us) * 1e-6, (last_us if last[1] else rows_us) * 1e-6
-
-    monkeypatch.setattr(UnitContests, "_measured", measured)
+def served(monkeypatch: pytest.MonkeyPatch, *, rows_s: float = 0.0, last_s: float = 0.0) -> tuple[Plan, str]:
+    """A model whose convolution sleeps so long in either order, served; and what is said of it."""
+    layouts_take(monkeypatch, rows_s=rows_s, last_s=last_s)
     slow_library(monkeypatch)
     torch.manual_seed(1)
     model, x = Rows().eval(), torch.randn(2, 6, 9, 17)
@@ -59,15 +52,16 @@ def moved(plan: Plan) -> bool:
 
 
 def test_row_major_neighbours_keep_a_convolution_row_major_where_that_measured_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, said = served(monkeypatch, rows_us=50.0, last_us=100.0)
+    plan, said = served(monkeypatch, last_s=2e-3)
     assert not moved(plan)
-    assert "leave layout conv2d" in said and "1 conversions move" in said and "row-major saves 50.0 us, measured" in said
+    assert "leave layout conv2d" in said and "1 conversions move" in said
+    assert re.search(r"row-major saves \d{4}\.\d us, measured", said)
 
 
 def test_channels_last_is_kept_where_row_major_measured_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, said = served(monkeypatch, rows_us=100.0, last_us=50.0)
+    plan, said = served(monkeypatch, rows_s=2e-3)
     assert moved(plan)
-    assert "take layout conv2d" in said and "row-major measured 100.0 us, what there is 50.0" in said
+    assert "take layout conv2d" in said and re.search(r"row-major measured \d{4}\.\d us, what there is \d{1,3}\.\d", said)
 
 
 def test_conversions_are_shown_with_the_costs_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +70,6 @@ def test_conversions_are_shown_with_the_costs_of_a_graph(monkeypatch: pytest.Mon
     with torch.no_grad():
         fast(x)
     (site,) = fast._engine.sites.values()  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (1e-4, 5e-5))
+    layouts_take(monkeypatch, last_s=2e-3)
     found = costs(site.entries[0].baseline.graph, [tuple(x.shape)])
     assert any("leave layout conv2d" in d and "conversions move" in d for d in found["decisions"])

@@ -10,11 +10,10 @@ from torch import nn
 
 import hotfuse
 from hotfuse.base.settings import Objective, Settings
-from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.tierup.objective import decide
 from hotfuse.runtime.tierup.race import Trial
-from tests.races import kernels_win, slow_library
+from tests.races import kernels_win, layouts_take, slow_library
 
 
 class Images(nn.Module):
@@ -32,7 +31,7 @@ def served(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan,
     """The plan of tier 1 that comes of asking for something, and what is said about it."""
     slow_library(monkeypatch)
     kernels_win(monkeypatch)
-    monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (2e-4, 3e-4))
+    layouts_take(monkeypatch, rows_s=2e-3)
     torch.manual_seed(0)
     model, x = Images().eval(), torch.randn(1, 32, 28, 28)
     settings = Settings(capture="inline", hot_calls=2, objective=objective, release_weights=True)

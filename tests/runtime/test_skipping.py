@@ -15,7 +15,6 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.compile.learn import strategy_history
-from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.lower.run.kernel_state import NEVER, Dial
 from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
 from hotfuse.runtime.observe.call_sampler import CallSampler
@@ -24,7 +23,7 @@ from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.skipping import FEWEST, all_finite, suspected
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS, Sides
 from hotfuse.specialize.table import ZERO_ROWS, AttemptKey
-from tests.races import kernels_win, new_plans_lose, new_plans_win
+from tests.races import kernels_win, new_plans_lose, new_plans_win, skipping_pays
 from tests.runtime.test_strategies import Deep
 
 ROWS = AttemptKey(ZERO_ROWS)
@@ -40,14 +39,14 @@ def seen(zero_rows: float, samples: int = FEWEST) -> GraphSeen:
 
 @pytest.fixture
 def traffic(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """What sampled calls are said to show; whether plans are faster is settled, a clock decides nothing here."""
+    """What sampled calls are said to show; what is to lose a race is slowed, so that no clock decides."""
     shown = {"zero rows": 0.0}
     monkeypatch.setattr(strategy_history, "_histories", {})
     monkeypatch.setattr(Examiner, "raced", lambda *_a: None)
     monkeypatch.setattr(Examiner, "look", lambda *_a: None)
     monkeypatch.setattr(CallSampler, "seen", lambda *_a: seen(shown["zero rows"]))
     kernels_win(monkeypatch)
-    monkeypatch.setattr(Skipping, "_timed", lambda *_a: lambda s: (1e-4, 1.2e-4 - 1e-7 * s))
+    skipping_pays(monkeypatch)
     new_plans_win(monkeypatch)
     return shown
 

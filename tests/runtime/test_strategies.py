@@ -16,14 +16,13 @@ from hotfuse.compile import request_context
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.request_bodies import body_of
 from hotfuse.compile.request_context import STRATEGIES, RequestContext
-from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Tried
 from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 from hotfuse.tile.program import Loop, LoopKind, Stmt, When
-from tests.races import kernels_win, new_plans_win, raced
+from tests.races import kernels_win, layouts_take, new_plans_win, raced
 from tests.runtime.test_layouts import Rows, moved
 
 
@@ -132,7 +131,7 @@ def test_the_slowest_partition_runs_on_one_thread() -> None:
 
 
 def test_convolutions_are_laid_out_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (4e-6, 3e-6))
+    layouts_take(monkeypatch, last_s=2e-3)
     before, after, _ = addressed(Rows().eval(), torch.randn(2, 6, 9, 17), Bottleneck.L1, Strategy.LAYOUT, INLINE)
     assert moved(before) is not moved(after)
 
@@ -167,7 +166,7 @@ def test_what_the_real_race_measured_decides_and_is_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever wins: the plan that serves, the decision and the ledger all follow the figures of one trial."""
-    monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (4e-6, 3e-6))  # of layouts, both are built
+    layouts_take(monkeypatch, last_s=2e-3)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
