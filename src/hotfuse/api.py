@@ -23,7 +23,7 @@ from hotfuse.base.passes import run
 from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import TENSOR, Spec, held_by_objects
 from hotfuse.cache.place import cache_stats
-from hotfuse.compile.captures import Known, captured, known
+from hotfuse.compile.captures import Known, captured, known, recalled
 from hotfuse.compile.request_bodies import PresentCapture, ReadyRequest, TorchCapture, request_of
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.fork_once import ask_fork
@@ -71,10 +71,11 @@ class TorchModel:
     def _at(self) -> Known | None:
         """Where captures of the model as it is now are kept; None where nothing is, or it has no name."""
         try:
-            return known("torch", lambda: structure_name(self.target), self.settings)
+            found = known("torch", lambda: structure_name(self.target), self.settings)
+            self.unnamed = ""
         except Unnamed as e:
-            self.unnamed = str(e)
-            return None
+            self.unnamed, found = str(e), None
+        return found
 
     def watched(self) -> ModelGuard:
         """What notices that the model changed; raises CaptureError where hooks or kinds of weights would be left out."""
@@ -86,6 +87,16 @@ class TorchModel:
             if id(t) not in known or t.layout is not torch.strided:
                 raise CaptureError("not all weights can be watched", because=f"{name} is a {type(t).__name__}, {t.layout}")
         return ModelGuard(held.modules, held.tensors, [self.target])
+
+    def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
+        """The graph of an earlier process for calls like these, bound to the live tensors; None where there is none."""
+        with _SHIPPING:
+            shipment = ship(self.target, spec)
+        watch = ModelGuard(shipment.modules, shipment.tensors, [self.target])
+        refuse_hooks(shipment.modules)
+        at = self._at()  # named behind the watch, which shows whatever changes from here on
+        done = None if at is None else recalled(at, repr(spec), call)
+        return None if done is None else Capture(done, run(BIND, done, shipment.tensors).weights, watch)
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""

@@ -122,7 +122,10 @@ def test_a_second_process_compiles_and_captures_nothing(machine: Machine) -> Non
     assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
     assert not COMPILING & set(second["asked"]), second["asked"]
     assert second["compile"]["units_compiled"] == second["compile"]["units_graphs"] == 0
-    assert ["deploy", "it won in an earlier process, and was proven again"] in second["decisions"], second["text"]
+    won = ["deploy", "it won in an earlier process, and was proven again"]
+    assert won in second["decisions"], second["text"]
+    tier0 = ["deploy", "outputs agreed with the model's own"]
+    assert second["decisions"].index(won) < second["decisions"].index(tier0)  # it was ready when the first answer was there
     assert second["cache"]["refused"] == 0 and second["cache"]["written"] == 0
     assert any("from the cache" in n for n in second["notes"])
     assert "cache: " in second["text"]

@@ -64,12 +64,22 @@ def captured(
     """A graph for calls like these: the one that is kept, or one that is asked for now; raises CaptureError."""
     if at is None:
         return wire.answer_from_message(ask(call))
-    wider = [c for s, c in at.remembered() if s == structure and _takes(c, call)]
-    best = max(wider, key=_width, default=call)
+    best = _widest(at, structure, call)
     message, found = answered(at.folder, at.capture(structure, best), lambda: wire.checked(ask(best)), patience_s)
     if not found:
         at.remember(structure, best)
     return wire.answer_from_message(message)
+
+
+def recalled(at: Known, structure: str, call: CallSpec) -> Captured | None:
+    """The graph that is kept for calls like these; None where there is none."""
+    message = at.folder.get(at.capture(structure, _widest(at, structure, call)))
+    return None if message is None else wire.answer_from_message(message)
+
+
+def _widest(at: Known, structure: str, call: CallSpec) -> CallSpec:
+    """Of the kinds of calls that there are captures for, the one that takes this call and most others."""
+    return max((c for s, c in at.remembered() if s == structure and _takes(c, call)), key=_width, default=call)
 
 
 def _width(call: CallSpec) -> int:

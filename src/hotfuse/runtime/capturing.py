@@ -20,12 +20,15 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
+from hotfuse.ir.graph import Graph
 from hotfuse.machine import team
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.observe.repeats import InputRepeats
-from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plans import Capture, Plans
+from hotfuse.runtime.recalling import RecalledStart, Recalls
 from hotfuse.runtime.samples import CallSamples, made_up, snapshot
 from hotfuse.runtime.serve.check import failed
 from hotfuse.runtime.serve.effects import Before, effects_of
@@ -33,12 +36,13 @@ from hotfuse.runtime.serve.gradients import Gradients, requires
 from hotfuse.runtime.serve.guards import compile_signature
 from hotfuse.runtime.site import CallGroup, Entry, Site, specs_of
 from hotfuse.runtime.tally import ThreadCounts
-from hotfuse.runtime.tierup.attempt import Compile
+from hotfuse.runtime.tierup.attempt import Compile, Weights, versions_of
 from hotfuse.runtime.tierup.audit import why_not
 from hotfuse.runtime.tierup.objective import SLOWER
 from hotfuse.runtime.tierup.proof import in_float64, rounds_otherwise
 from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
+from hotfuse.specialize.table import TIER1
 
 MAX_SITES = 64
 MAX_TRIES = 3
@@ -87,6 +91,10 @@ class Capturer:
         """Told of every call that the model's own code answers."""
         self.admitted: Callable[[Site, Entry, int], None] | None = None
         """Told of every captured graph that serves, and how many threads its calls have."""
+        self.remembered: Callable[[Graph, Weights, Sequence[torch.Tensor]], Plan | None] = lambda *_: None
+        """The plan of a graph that won in an earlier process, linked and packed."""
+        self.won_before: Callable[[Entry, RecalledStart, Plan], None] | None = None
+        """Has such a plan serve."""
         self._keys = itertools.count()
 
     def after_fork(self) -> None:
@@ -114,6 +122,10 @@ class Capturer:
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
         inputs, number = [snapshot(t) for t in leaves], group.noted
+        recalled: list[RecalledStart] = []
+        if self._settings.capture == "background" and isinstance(self._model, Recalls):
+            self._background.begin()
+            self._background.go_on(lambda: recalled.extend(self._recalled(site, group, inputs, grad_mode=grad_mode)), capture=True)
         watched = Before(args, kwargs, leaves)
         begin = time.perf_counter()
         try:
@@ -135,7 +147,7 @@ class Capturer:
 
         def job() -> None:
             try:
-                self._learn(site, group, why, grad_mode=grad_mode, sample=sample)
+                self._learn(site, group, why, sample, next(iter(recalled), None), grad_mode=grad_mode)
             finally:
                 self._ended(group)
 
@@ -263,7 +275,37 @@ class Capturer:
         self._background.begin()
         return site, group, why
 
-    def _learn(self, site: Site, group: CallGroup, why: Why, *, grad_mode: bool, sample: CallSample) -> None:
+    def _recalled(
+        self, site: Site, group: CallGroup, inputs: Sequence[torch.Tensor], *, grad_mode: bool
+    ) -> list[RecalledStart]:  # fmt: skip
+        """While the model's own code answers: what an earlier process knew of it, made ready; nothing where that fails."""
+        model = self._model
+        assert isinstance(model, Recalls)
+        try:
+            with self._plans.lock:
+                generation, call = self._plans.generation, self._call_of(group, inputs, grad_mode=grad_mode)[0]
+            done = model.recall(site.spec, call)
+            if done is None:
+                return []
+            graph, versions = done.captured.graph, versions_of(done.weights)
+            plan, taken = self._compile(graph, done.weights), self._plans.originals.take(done.watch.owned(done.weights).values())
+            better = self.remembered(graph, done.weights, inputs)
+            return [RecalledStart(call, done, plan, better, generation, taken, versions)]
+        except Exception:  # the capture that follows does the same, and tells what is wrong
+            self._log.count("not_recalled")
+            return []
+
+    def _call_of(
+        self, group: CallGroup, inputs: Sequence[torch.Tensor], *, grad_mode: bool
+    ) -> tuple[CallSpec, list[set[int]]]:  # fmt: skip
+        """A call as captures see it, and which of its dims vary."""
+        varied = group.dynamic()
+        specs = tuple(specs_of(inputs, varied))
+        return CallSpec(specs, grad_mode, group.equal(specs)), varied
+
+    def _learn(
+        self, site: Site, group: CallGroup, why: Why, sample: CallSample, recalled: RecalledStart | None, *, grad_mode: bool
+    ) -> None:
         """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision.
 
         Which sizes vary is asked when whoever captures is ready: calls that came meanwhile have shown it, and one capture does
@@ -271,14 +313,16 @@ class Capturer:
         """
         call = CallSpec(tuple(specs_of(sample.inputs, [set() for _ in sample.inputs])), grad_mode)
         try:
-            self._model.prepare()
+            if recalled is None:
+                self._model.prepare()
             with self._plans.lock:
-                varied = group.dynamic()
-                specs = tuple(specs_of(sample.inputs, varied))
-                call = CallSpec(specs, grad_mode, group.equal(specs))
+                call, varied = self._call_of(group, sample.inputs, grad_mode=grad_mode)
                 self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
                                  dynamic=str([sorted(v) for v in varied]))
-            self._capture_and_deploy(site, group, call, sample)
+            if recalled is not None and not recalled.holds(call, self._plans.generation):
+                recalled = None
+                self._log.count("not_recalled")
+            self._capture_and_deploy(site, group, call, sample, recalled)
         except CaptureError as e:
             dynamic = any(s.dynamic for s in call.inputs)
             evidence = {"what": e.what, "where": e.where, "because": e.because}
@@ -296,23 +340,24 @@ class Capturer:
             self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=text.splitlines()[0][:300])
             group.refused = str(e)
 
-    def _capture_and_deploy(self, site: Site, group: CallGroup, call: CallSpec, sample: CallSample) -> None:
+    def _capture_and_deploy(
+        self, site: Site, group: CallGroup, call: CallSpec, sample: CallSample, recalled: RecalledStart | None
+    ) -> None:  # fmt: skip
         generation = self._plans.generation
-        done = self._model.capture(site.spec, call, self._watching)
+        if recalled is None:
+            done = self._model.capture(site.spec, call, self._watching)
+            plan = self._compile(done.captured.graph, done.weights)
+        else:
+            done, plan = recalled.done, recalled.baseline
+            self._watching(done.watch)
         graph = done.captured.graph
-        plan = self._compile(graph, done.weights)
         facts = facts_of(graph, tuple(t.is_contiguous() for t in sample.inputs))
         if (wrong := failed(facts, sample.inputs)) is not None:
             raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
         expected = [*sample.outputs, *(sample.written.get(i, sample.inputs[i]) for i in done.captured.written)]
-        rtol = self._settings.rtol
-        with torch.no_grad(), in_own_stream(sample.inputs):
-            outs = plan.run(*sample.inputs)
-            difference = disagreement(outs, expected, rtol)
-        steps = quanta_of(graph, done.weights) if difference else ()
-        differs = difference and not all_tied(outs, expected, steps, lambda g, w: not disagreement([g], [w], rtol))
-        if differs and not rounds_otherwise(expected, outs, sample.inputs, rtol, in_float64(graph, done.weights), steps):
-            raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
+        better = None if recalled is None else self._gives(recalled.better, sample, expected)
+        if better is None:
+            self._compare(plan, done, sample, expected)
         effects = effects_of(sample.out_spec, done.captured)
         result_spec = sample.out_spec.children[0]
         bare = effects is None and (result_spec is TENSOR or result_spec is NUMBER)
@@ -331,6 +376,8 @@ class Capturer:
         entry.not_audited, entry.allowed = why_not(self._settings), SLOWER if self._settings.objective == "memory" else 1.0
         entry.heat = max(0, group.noted - sample.number)  # calls that waited for this plan have shown how hot it will be
         entry.seconds = entry.heat * sample.seconds
+        if better is not None:  # tier 0 was not compared yet: nobody gets an answer of it, and nothing else is begun
+            entry.own, entry.improving, entry.trying = True, True, TIER1
         with self._plans.lock:
             if self._plans.closed:
                 return
@@ -345,10 +392,36 @@ class Capturer:
             self._plans.watch_with(done.watch)
             site.admit(entry)
             self._plans.let_go()
+        if better is not None and recalled is not None and self.won_before is not None:
+            self.won_before(entry, recalled, better)
+            try:
+                self._compare(plan, done, sample, expected)
+            except CaptureError:
+                self._plans.drop_all()
+                raise
+            entry.own, entry.improving, entry.trying = False, False, None
         self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
         if self.admitted is not None:
             self.admitted(site, entry, sample.threads)
+
+    def _gives(self, better: Plan | None, sample: CallSample, expected: Sequence[Any]) -> Plan | None:
+        """A plan of an earlier process if it gives the model's own answer; otherwise tier 0 comes first, and the plan's proof."""
+        if better is None or self.won_before is None:
+            return None
+        with torch.no_grad():
+            return None if disagreement(better.run(*sample.inputs), expected, self._settings.tolerance) else better
+
+    def _compare(self, plan: Plan, done: Capture, sample: CallSample, expected: Sequence[Any]) -> None:
+        """Hold tier 0's answer against the model's own; raises CaptureError."""
+        rtol, graph = self._settings.rtol, done.captured.graph
+        with torch.no_grad(), in_own_stream(sample.inputs):
+            outs = plan.run(*sample.inputs)
+            difference = disagreement(outs, expected, rtol)
+        steps = quanta_of(graph, done.weights) if difference else ()
+        differs = difference and not all_tied(outs, expected, steps, lambda g, w: not disagreement([g], [w], rtol))
+        if differs and not rounds_otherwise(expected, outs, sample.inputs, rtol, in_float64(graph, done.weights), steps):
+            raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
 
     def _watching(self, watch: ModelGuard) -> None:
         """Before anything is deployed, the newest watch is the one that counts."""

@@ -105,6 +105,7 @@ class Engine:
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
             self._capturer.admitted = self._improver.admitted
+            self._capturer.remembered, self._capturer.won_before = self._improver.remembered, self._improver.won_before
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = ""

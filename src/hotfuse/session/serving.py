@@ -15,12 +15,12 @@ from hotfuse.base.fixed_weights import fix
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import TENSOR, Spec, describe
 from hotfuse.cache.address import digest
-from hotfuse.compile.captures import Known, captured, known
+from hotfuse.compile.captures import Known, captured, known, recalled
 from hotfuse.compile.freeze import frozen, may_copy
 from hotfuse.compile.request_bodies import OnnxCapture, ReadyRequest
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import ask, service
-from hotfuse.frontends.captured import CallSpec
+from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.frontends.ship import restore, ship
@@ -86,7 +86,17 @@ class ServedModel:
         def capture(call: CallSpec) -> wire.Message:
             return ask(OnnxCapture(wire.call_to_json(call)), [self._shipped()], self._settings)
 
-        done = captured(self._at(), "", call, capture, self._settings.capture_timeout_s)
+        return self._bound(captured(self._at(), "", call, capture, self._settings.capture_timeout_s))
+
+    def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
+        """The graph of an earlier process for calls like these, bound; None where there is none."""
+        if (at := self._at()) is None or any(child is not TENSOR for child in spec.children[0].children):
+            return None
+        done = recalled(at, "", call)
+        return None if done is None else self._bound(done)
+
+    def _bound(self, done: Captured) -> Capture:
+        """A graph with the file's weights."""
         weights = {**self._module.weights, **{k: restore(info) for k, info in done.constants.items()}}
         graph, weights = frozen(done.graph, weights, "constant:", widen=may_copy(self._settings))
         # nobody outside can reach the weights: none need watching, and every tier may have what follows from them

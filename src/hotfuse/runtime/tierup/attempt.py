@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# A tensor's version has no public name.
 """An attempt at a better plan as a value: how it is made, what it is raced against, on which calls, and how it would be swapped in.
 
 Whoever proposes one (`runtime.tierup.tier1`, `runtime.tierup.tier2`, `runtime.tierup.strategies`) says these things;
@@ -161,6 +163,11 @@ def _most(samples: CallSamples) -> list[tuple[int, ...]] | None:
     signature, share = next(iter(samples.shares().items()), ((), 0.0))
     inputs = samples.inputs(signature) if share > MOST_CALLS else None
     return None if inputs is None else [tuple(t.shape) for t in inputs]
+
+
+def versions_of(weights: Weights) -> list[int]:
+    """How often each was written in place, as far as torch says."""
+    return [t._version for t in weights.values() if not t.is_inference()]
 
 
 def sizes_of(entry: Entry, signature: Signature) -> str:

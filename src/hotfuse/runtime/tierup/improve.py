@@ -25,6 +25,7 @@ from hotfuse.compile.learn.strategy_history import history_of, send
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
+from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
 from hotfuse.machine import team
 from hotfuse.machine.cores import usable_cores
@@ -32,6 +33,7 @@ from hotfuse.machine.huge_pages import huge_pages
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.recalling import RecalledStart
 from hotfuse.runtime.site import MOST_REFUSED, THREADS, Entry, Site, WonRace
 from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.attempt import (
@@ -43,6 +45,7 @@ from hotfuse.runtime.tierup.attempt import (
     NotRemembered,
     Remembers,
     Weights,
+    versions_of,
 )
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
@@ -87,7 +90,7 @@ class Improver:
         """A graph was captured. Where an earlier process made a plan of it, that one is tried now, however hot it is; else calls
         that waited for the capture may have shown that it is hot.
         """
-        if not entry.improving and isinstance(self._context.improve, Remembers):
+        if not entry.improving and entry.plan is entry.baseline and isinstance(self._context.improve, Remembers):
             self._attempt(entry, TIER1, partial(known, self._context, entry))
 
         def hot() -> None:
@@ -100,6 +103,21 @@ class Improver:
             self._specializes = True
 
         self._plans.in_background(hot)
+
+    def remembered(self, graph: Graph, weights: Weights, inputs: Sequence[torch.Tensor]) -> Plan | None:
+        """The plan of a graph that won in an earlier process, linked and packed; None where there is none."""
+        improve = self._context.improve
+        return improve.remembered(graph, weights, inputs) if isinstance(improve, Remembers) else None
+
+    def won_before(self, entry: Entry, recalled: RecalledStart, better: Plan) -> None:
+        """A plan that won in an earlier process gave the model's own answer to a first call: it serves."""
+        attempt, verdict = known(self._context, entry), better.recipe.verdict if better.recipe is not None else None
+        if attempt is None or verdict is None:
+            return
+        better.begin()
+        took = {k: verdict.get(k) for k in ("us_before", "us_after")}
+        self._deploy(entry, attempt, better, (recalled.generation, recalled.taken, recalled.versions), Why.WON_BEFORE,
+                     {"tier": attempt.tier, **took, "proven_on": 1, "judge": "the model's own code"})  # fmt: skip
 
     def first_plan_awaited(self, entry: Entry) -> bool:
         """Whether a first plan of kernels is still to come, or was not asked for yet: everything else waits for it."""
@@ -291,7 +309,7 @@ class Improver:
         key, what, calls, tier, about = attempt.key, str(attempt.key), attempt.calls, attempt.tier, attempt.about
         entry.trying = key
         generation = self._plans.generation
-        versions, taken = _versions(entry.weights), self._plans.before_copying(entry)
+        versions, taken = versions_of(entry.weights), self._plans.before_copying(entry)
         made_of = (generation, taken, versions)
         begin = self._log.now()
         rival = attempt.rival()
@@ -341,7 +359,7 @@ class Improver:
             if not self._plans.still_as_copied(entry, taken):
                 return False
             with self._plans.exchanging(generation) as same:
-                opened = same and taken == self._plans.originals.generation and versions == _versions(entry.weights)
+                opened = same and taken == self._plans.originals.generation and versions == versions_of(entry.weights)
                 if opened:
                     entry.open(contest)
             if opened:
@@ -404,7 +422,7 @@ class Improver:
         generation, taken, versions = made_of
         same_memory = self._plans.still_as_copied(entry, taken)
         with self._plans.exchanging(generation) as same:
-            if not same or not same_memory or taken != self._plans.originals.generation or versions != _versions(entry.weights):
+            if not same or not same_memory or taken != self._plans.originals.generation or versions != versions_of(entry.weights):
                 self._decide(Action.REFUSE, Why.WEIGHTS_CHANGED, tier=attempt.tier, **attempt.about)
                 return False
             attempt.deploy(better)
@@ -458,7 +476,3 @@ def as_served(shown: Sequence[tuple[float, float]], trade: Trade | None) -> list
     if trade is None or not trade.us[0]:
         return []
     return [(old * trade.us[1] / trade.us[0], new) for old, new in shown]
-
-
-def _versions(weights: Weights) -> list[int]:
-    return [t._version for t in weights.values() if not t.is_inference()]

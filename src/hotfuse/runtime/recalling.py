@@ -1,0 +1,49 @@
+"""What the cache knows of a model is made ready while the model's own code answers its first call.
+
+    first call   own code ..............answer
+    beside it    name, graph, tier 0, code, packed weights | one run, compared with that answer, serves | tier 0 is compared
+
+A plan that won in an earlier process and gives the model's own answer serves before tier 0 has been compared, which takes a call's
+time once more. Until it has, the model's own code stands in for tier 0. What changed during the call (a cache that a first call
+makes) shows in the watch over the model, and everything is made again as for a model that nobody knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from hotfuse.base.structure import Spec
+from hotfuse.frontends.captured import CallSpec
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plans import Capture
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """A model that the cache may know."""
+
+    def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
+        """A graph for calls like these that an earlier process captured, bound; None where there is none. Raises CaptureError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledStart:
+    """What was made ready."""
+
+    call: CallSpec
+    done: Capture
+    baseline: Plan
+    better: Plan | None
+    """The plan of kernels that won before, with this process's weights."""
+    generation: int
+    """Of the model's plans when it was begun."""
+    taken: int
+    """What `Originals.take` said before weights were copied."""
+    versions: list[int]
+    """Of the weights, before they were copied."""
+
+    def holds(self, call: CallSpec, generation: int) -> bool:
+        """Whether it is what a call needs now, of a model that has not changed since."""
+        return call == self.call and generation == self.generation and self.done.watch.same_now()

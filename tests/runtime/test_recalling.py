@@ -1,0 +1,143 @@
+"""What is made ready beside a known model's first call: it serves if it gives the model's own answer, and only then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse.base.settings import Settings
+
+WON = "it won in an earlier process, and was proven again"
+DURING: dict[str, Any] = {}
+"""What the model does in its forward pass, by name; not read by its code's own names."""
+
+
+def _during() -> None:
+    if (todo := DURING.get("now")) is not None:
+        todo()
+
+
+class Net(nn.Module):
+    """Three layers of which kernels are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Plain."""
+        return self.layers(x)
+
+
+class Served(Net):
+    """Calls what a test wants while the first call is under way, before it reads its weights."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As a module's own."""
+        _during()
+        return super().__call__(*args, **kwargs)
+
+
+def _net() -> Net:
+    torch.manual_seed(0)
+    return Served().eval()
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings with a cache in which a plan of the model has won."""
+    settings = Settings(cache_dir=tmp_path_factory.mktemp("home"), threads=1, idle=False, watch=False)
+    with hotfuse.jit(_net(), settings=settings) as fast, torch.no_grad():
+        until = time.monotonic() + 100
+        while time.monotonic() < until and not fast.stats()["calls_per_tier"]["1"]:
+            fast(torch.randn(16, 64))
+        assert fast.wait(60) and fast.stats()["calls_per_tier"]["1"], fast.explain(full=True)
+    return settings
+
+
+def _served(fast: Any, net: nn.Module) -> list[str]:
+    """Calls until a plan of kernels answers, each compared; why plans were deployed, in order."""
+    until = time.monotonic() + 60
+    with torch.no_grad():
+        while time.monotonic() < until and not fast.stats()["calls_per_tier"]["1"]:
+            x = torch.randn(16, 64)
+            assert float((fast(x) - net(x)).abs().max()) < 1e-4
+    fast.wait(30)
+    return [d["why"] for d in fast.explain(full=True).to_dict()["decisions"] if d["action"] == "deploy"]
+
+
+def test_it_serves_before_tier_0_is_compared(taught: Settings) -> None:
+    net = _net()
+    with hotfuse.jit(net, settings=taught) as fast:
+        assert _served(fast, net)[:1] == [WON]
+        assert "not_recalled" not in fast.stats()["events"]
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["a write that torch shows", "a write behind torch's back"])
+def test_weights_written_during_the_first_call_are_not_served_old(taught: Settings, *, behind: bool) -> None:
+    """Everything is packed by then; what is packed is not what the model answers with."""
+    net = _net()
+    linear = net.layers[1]
+    assert isinstance(linear, nn.Linear)
+
+    def write() -> None:
+        DURING.clear()
+        seen.wait(20)
+        with torch.no_grad():
+            (linear.weight.data if behind else linear.weight).mul_(-3.0)
+
+    seen = threading.Event()
+    DURING["now"] = write
+    try:
+        with hotfuse.jit(net, settings=taught) as fast:
+            fast._engine._capturer.remembered = _telling(fast._engine._capturer.remembered, seen)
+            _served(fast, net)
+            assert seen.is_set()
+    finally:
+        DURING.clear()
+
+
+def _telling(recall: Any, seen: threading.Event) -> Any:
+    def told(*args: Any) -> Any:
+        found = recall(*args)
+        seen.set()
+        return found
+
+    return told
+
+
+def test_a_first_call_that_changes_the_model_is_begun_again(taught: Settings) -> None:
+    net = _net()
+    DURING["now"] = lambda: (DURING.clear(), time.sleep(0.3), setattr(net, "cache", 1))
+    try:
+        with hotfuse.jit(net, settings=taught) as fast:
+            x = torch.randn(16, 64)
+            with torch.no_grad():
+                assert torch.equal(fast(x), net(x))
+            fast.wait(60)
+            with torch.no_grad():
+                assert float((fast(x) - net(x)).abs().max()) < 1e-4
+            assert fast.stats()["events"]["not_recalled"] >= 1
+    finally:
+        DURING.clear()
+
+
+def test_a_first_call_that_raises_leaves_nothing_pending(taught: Settings) -> None:
+    net, x = _net(), torch.randn(16, 64)
+
+    def fail() -> None:
+        DURING.clear()
+        raise RuntimeError("this once")
+
+    DURING["now"] = fail
+    with hotfuse.jit(net, settings=taught) as fast, torch.no_grad():
+        with pytest.raises(RuntimeError, match="this once"):
+            fast(x)
+        assert fast.wait(30)
+        assert float((fast(x) - net(x)).abs().max()) < 1e-4
