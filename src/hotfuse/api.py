@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from hotfuse.analysis.growth import read_anywhere
 from hotfuse.base.errors import CaptureError, InputError
@@ -89,7 +90,10 @@ class TorchModel:
         return ModelGuard(held.modules, held.tensors, [self.target])
 
     def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
-        """The graph of an earlier process for calls like these, bound to the live tensors; None where there is none."""
+        """The graph of an earlier process for calls like these, bound to the live tensors; None where there is none, or where
+        looking for it would hold the first call up: graphs of `torch.fx` take most of a second to pickle."""
+        if isinstance(self.target, GraphModule):
+            return None
         with _SHIPPING:
             shipment = ship(self.target, spec)
         watch = ModelGuard(shipment.modules, shipment.tensors, [self.target])

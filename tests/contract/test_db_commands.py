@@ -94,6 +94,15 @@ def test_what_is_exported_is_imported_once(place: str, tmp_path: Path) -> None:
         assert all(p.origin in store.origins() for p in store.subgraphs())
 
 
+def test_an_import_begins_a_store_that_is_not_there(place: str, tmp_path: Path) -> None:
+    out, new = tmp_path / "rows.jsonl", tmp_path / "new" / "profiles.sqlite"
+    code, said = _run("import", str(out), "--store", str(new))
+    assert code == 2 and "there is no file" in said and not new.exists()
+    assert _run("export", "--store", place, "--out", str(out))[0] == 0
+    assert _json("import", str(out), "--store", str(new))["added"]["subgraph_profiles"] == 4
+    assert _run("machines", "--store", str(new))[0] == 0
+
+
 @pytest.mark.parametrize("line", [
     "no json", "[]", '{"table": "measurements"}', '{"table": "pg_user", "row": {}}', '{"table": "decisions", "row": {"x": 1}}',
     '{"table": "measurements", "row": {"id": 1, "machine_id": 77}}', '{"table": "hpm_arrays", "row": {"id": 1, "model_id": 3}}',

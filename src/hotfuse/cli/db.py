@@ -31,13 +31,13 @@ MOST_COMPARED = 10_000
 """Pieces of a machine that are looked at for a comparison."""
 
 
-def _open(at: str | None) -> Store:
-    """A store that exists: looking at one must not begin it, nor put a damaged one aside unseen."""
+def _open(at: str | None, *, begin: bool = False) -> Store:
+    """A store that exists: looking at one must not begin it, nor put a damaged one aside unseen. `begin`: or a new one."""
     from hotfuse.profile.place import central, location
     from hotfuse.profile.store import Store
 
     place = at or central(from_env()) or location(from_env())
-    if "://" not in place and not Path(place).expanduser().exists():
+    if not begin and "://" not in place and not Path(place).expanduser().exists():
         raise InputError(f"there is no profile store at {place}", hint="--store, or HOTFUSE_PROFILES")
     return Store.open(place)
 
@@ -119,13 +119,15 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(help="What `hotfuse db export` wrote.")], at: At = None, as_json: AsJson = False
 ) -> None:
-    """Add the rows of another store; those that were imported before are left out."""
+    """Add the rows of another store to one that may be new; those that were imported before are left out."""
     import rich.progress
 
     from hotfuse.profile.importing import import_rows
 
     try:
-        with _open(at) as store:
+        if not file.is_file():
+            raise InputError(f"there is no file {file}", hint="hotfuse db export writes one")
+        with _open(at, begin=True) as store:
             quiet = as_json or not sys.stdout.isatty()
             with file.open() if quiet else rich.progress.open(file, "r", description="importing", transient=True) as lines:
                 added = import_rows(store, lines)

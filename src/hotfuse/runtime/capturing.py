@@ -396,7 +396,7 @@ class Capturer:
             self.won_before(entry, recalled, better)
             try:
                 self._compare(plan, done, sample, expected)
-            except CaptureError:
+            except Exception:
                 self._plans.drop_all()
                 raise
             entry.own, entry.improving, entry.trying = False, False, None

@@ -156,6 +156,10 @@ class DeviceModel(ServedModel):
         weights = {key: self._there(found.weights[key]) for key in used}
         return Capture(replace(found.captured, graph=graph), weights, found.watch)
 
+    def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
+        """Nothing: plans on a device are recorded anew, and its weights are moved when calls have shown that they are wanted."""
+        return None
+
     def _there(self, weight: torch.Tensor) -> torch.Tensor:
         """A weight on the device; one for all graphs of the file. The host's is kept so that its id stays its own."""
         if id(weight) not in self._moved:
