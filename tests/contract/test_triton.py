@@ -334,6 +334,14 @@ def test_packed_attention_reads_where_sequences_lie(
         assert build(emit(low.kernel, 2, dependent=target.dependent), target, 4, target.dependent).code[:4] == b"\x7fELF"
 
 
+def test_places_far_from_the_beginning_are_computed_in_64_bits() -> None:
+    near = group_of(packed_attention(causal=False), packed_rows((3, 5), 16)).graph
+    far = parse(show(near).replace("[16, ", f"[{1 << 25}, "))
+    for graph, narrow in ((near, True), (far, False)):
+        head = emit(lower_gpu(graph, GpuTiling(16, 16, 16)).kernel).text.split("def kernel")[1].split("tl.range")[0]
+        assert ("tl.load(p0 + (i1) * 1).to(tl.int32)" in head) is narrow and ("to(tl.int64)" in head) is not narrow
+
+
 def test_packed_attention_that_is_left_to_the_library() -> None:
     tensors = packed_rows((3, 5), 16)
     narrow = group_of(packed_attention(causal=False), (*tensors[:3], tensors[3].int())).graph

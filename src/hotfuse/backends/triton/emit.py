@@ -149,6 +149,8 @@ class _KernelWriter:
     """Loop variables by their names in the program."""
     buffers: dict[str, tuple[Buffer, str]] = field(default_factory=dict[str, tuple[Buffer, str]])
     depth: int = 1
+    far: bool = False
+    """Whether places need 64 bits."""
 
     @property
     def rounded(self) -> bool:
@@ -166,7 +168,7 @@ class _KernelWriter:
         if not self.programs:
             raise CannotLower("there is nothing to compute")
         sizes = [math.prod(n for n in b.shape if isinstance(n, int)) for b in self.kernel.buffers]
-        far = max(sizes, default=0) >= _FAR or self.programs >= _FAR
+        far = self.far = max(sizes, default=0) >= _FAR or self.programs >= _FAR
         self.bulk = self.bulk and not far
         if self.turns:
             self.in_turns(far=far)
@@ -346,7 +348,7 @@ class _KernelWriter:
         """A number that lies in memory, and what is done with it."""
         pointer, _ = self.place(place, ())
         self.most.pop(loop.var, None)
-        self.line(f"{self.named(loop.var)} = tl.load({pointer}).to(tl.int32)")
+        self.line(f"{self.named(loop.var)} = tl.load({pointer}){'' if self.far else '.to(tl.int32)'}")
         self.block(loop.body)
 
     # -- instructions
