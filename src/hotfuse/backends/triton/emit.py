@@ -39,8 +39,9 @@ from hotfuse.backends.triton.instructions import (
     ranked,
     shape_text,
 )
+from hotfuse.backends.triton.schedule import loads_first, sums
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.dims import Dim, sym, symbols
+from hotfuse.ir.dims import Dim, sym
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.tile.isa import attributes
@@ -62,8 +63,6 @@ from hotfuse.tile.program import (
 NAME = "kernel"
 _FAR = 1 << 31
 """Elements of a buffer from which on places need 64 bits."""
-EARLY_ELEMENTS = 4096
-"""Of a tile that is loaded before the loop although it is used behind: it takes registers meanwhile."""
 HALVED_COLUMNS = 128
 """Of a tile from which on it is stored in two halves by the copy engine."""
 LINE = 128
@@ -163,7 +162,7 @@ class _KernelWriter:
         self.buffers = {b.name: (b, p) for b, p in zip(self.kernel.buffers, args, strict=True)}
         found = nests(self.kernel.body)
         self.programs = sum(math.prod(n.trips) for n in found) * self.split
-        loops = [_sums(n.body, self.split) for n in found] if self.split > 1 else [None] * len(found)
+        loops = [sums(n.body, self.split) for n in found] if self.split > 1 else [None] * len(found)
         self.left = max((sum(math.prod(t.type.shape) for t in loop.outs) for loop in loops if loop is not None), default=0)
         if not self.programs:
             raise CannotLower("there is nothing to compute")
@@ -225,7 +224,7 @@ class _KernelWriter:
                 rest = f"r{len(self.lines)}"
                 self.line(f"{rest} = ({left}) // {trips}")
                 left = rest
-        body = _loads_first(nest.body)
+        body = loads_first(nest.body)
         if self.dependent and not self.waited:
             self.prefetch(body)
             self.line("gdc_wait()")
@@ -499,45 +498,10 @@ class _KernelWriter:
                 raise CannotLower(f"an index with {d.op}")
 
 
-def _sums(body: Sequence[Stmt], split: int) -> Loop:
-    """The one loop of a nest, all of whose results are sums of products that begin at 0: parts of it can be added up apart."""
-    loops = [s for s in body if isinstance(s, Loop)]
-    if len(loops) != 1 or not isinstance(loops[0].lo, int) or not isinstance(loops[0].hi, int) or loops[0].given is not None:
-        raise CannotLower("there is no one loop whose sums programs could share")
-    (loop,) = loops
-    assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
-    if (loop.hi - loop.lo) % (split * loop.step):
-        raise CannotLower(f"{loop.hi - loop.lo} steps cannot be shared by {split} programs")
-    zeros = {s.outs[0].name for s in body if isinstance(s, Instr) and s.op == "fill" and s.args[0] == 0}
-    added = {s.outs[0].name: s.args[0] for s in loop.body if isinstance(s, Instr) and s.op == "mma"}
-    for (inner, first), out in zip(loop.carried, loop.yields, strict=True):
-        if first.name not in zeros or added.get(out.name) != inner or inner.type.dtype is not DType.F32:
-            raise CannotLower("what the loop hands on is no sum of products")
-    return loop
-
-
 def _flat(shape: Sequence[int]) -> str:
     """Places of a tile's elements in a row of memory."""
     rows, columns = shape
     return f"tl.arange(0, {rows})[:, None] * {columns} + tl.arange(0, {columns})[None, :]"
-
-
-def _loads_first(body: Sequence[Stmt]) -> list[Stmt]:
-    """What is loaded behind a loop, loaded before it: such loads depend on no loop, as results are never read again."""
-    first = next((i for i, s in enumerate(body) if isinstance(s, Loop)), None)
-    if first is None:
-        return list(body)
-    outer = frozenset[str]().union(*(frozenset({s.var}) for s in body if isinstance(s, Loop)))
-    early = [s for s in body[first + 1 :] if isinstance(s, Instr) and s.op == "load" and _early(s, outer)]
-    return [*body[:first], *early, *(s for s in body[first:] if not any(s is e for e in early))]
-
-
-def _early(load: Instr, loops: frozenset[str]) -> bool:
-    access, tile = load.args[0], load.outs[0].type.shape
-    if not isinstance(access, TileAccess) or math.prod(tile) > EARLY_ELEMENTS:
-        return False
-    dims = (*access.index, *access.step, *(v for v in access.valid if v is not None))
-    return not any(symbols(d) & loops for d in dims)
 
 
 def _tile(tile: Tile) -> str:
