@@ -35,6 +35,9 @@ MAX_WIDTH = 256
 TRIES = 16
 """Times that loops are made finer."""
 _LEAST = 16
+SMALL = ((16, 128, 4, 2), (32, 64, 4, 2), (64, 64, 4, 2), (16, 64, 4, 3), (32, 128, 4, 2))
+"""Queries, keys, warps, stages; where processors would be idle with larger blocks."""
+LARGE = ((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3), (64, 32, 4, 3), (64, 128, 4, 2))
 _LOG2E = math.log2(math.e)
 _NONE = -math.inf
 TYPES = (DType.F32, DType.F16, DType.BF16)
@@ -58,7 +61,7 @@ def attention_tilings(graph: Graph) -> Sequence[GpuTiling]:
     sizes = _sizes(attention_node(graph))
     most_q, most_k = (max(_LEAST, power_of_2(n)) for n in (sizes.queries, sizes.keys))
     small = sizes.batch * sizes.heads * -(-sizes.queries // 64) < 132
-    order = [(16, 128, 4, 2), (32, 64, 4, 2), (64, 64, 4, 2)] if small else [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3)]
+    order = SMALL if small else LARGE
     found = [GpuTiling(min(q, most_q), sizes.value_width, min(k, most_k), warps, stages) for q, k, warps, stages in order]
     return tuple(dict.fromkeys(found))
 

@@ -24,7 +24,7 @@ from hotfuse.lower.common.index import Refine, Space, counters_of, scaled, summe
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.values import TileAxis
-from hotfuse.lower.gpu.attention import MAX_WIDTH, TRIES, TYPES, AttentionSizes, AttentionWriter
+from hotfuse.lower.gpu.attention import LARGE, MAX_WIDTH, TRIES, TYPES, AttentionSizes, AttentionWriter
 from hotfuse.lower.gpu.tiling import GpuTiling, numbers, power_of_2
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument
@@ -32,8 +32,6 @@ from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
 
 _LEAST = 16
-_ORDER = ((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3), (64, 32, 4, 3), (64, 128, 4, 2))
-"""Queries, keys, warps, stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def packed_attention_tilings(graph: Graph) -> Sequence[GpuTiling]:
     """Blocks of queries by blocks of keys."""
     asked = _asked(graph)
     most = max(_LEAST, power_of_2(asked.longest))
-    found = [GpuTiling(min(q, most), asked.sizes.value_width, min(k, most), w, stages) for q, k, w, stages in _ORDER]
+    found = [GpuTiling(min(q, most), asked.sizes.value_width, min(k, most), w, stages) for q, k, w, stages in LARGE]
     return tuple(dict.fromkeys(found))
 
 
