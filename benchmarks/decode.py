@@ -1,6 +1,7 @@
 """Tokens a second of `generate`, one prompt at a time, against eager and Inductor, and the fraction of the memory roof.
 
-    python -m benchmarks.decode [--sizes 25 160] [--threads 1 2] [--tokens 48] [--seconds 40] [--inductor]
+    python -m benchmarks.decode [--sizes 25 160] [--dtypes float32 bfloat16] [--threads 1 2] [--tokens 48] [--prompt 32]
+                                [--seconds 40] [--inductor]
 
 Steady state is what is measured: before it, background work gets pauses between calls. A token reads every weight once: the roof is
 what a sum over as many bytes of memory takes, measured beside. Contenders take turns; medians. Tokens that differ from eager's are
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -28,7 +31,6 @@ SHAPES: dict[int, dict[str, int]] = {
            "num_attention_heads": 32, "num_key_value_heads": 4},
 }  # fmt: skip
 """Llama shapes by their millions of parameters."""
-PROMPT = 32
 ROUNDS = 5
 
 
@@ -44,22 +46,35 @@ def roof_ms(size: int) -> float:
     data = torch.ones(size // 4)
     data.sum()
     times: list[float] = []
-    for _ in range(9):
+    for _ in range(15):
         begin = time.perf_counter()
         data.sum()
         times.append(time.perf_counter() - begin)
     return 1e3 * min(times)
 
 
-def measured(size: int, threads: int, tokens: int, seconds: float, inductor: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class DecodeCase:
     """One model on so many threads."""
+
+    size: int
+    dtype: str
+    threads: int
+    tokens: int
+    prompt: int
+
+
+def measured(case: DecodeCase, seconds: float, *, inductor: bool) -> dict[str, Any]:
+    """Milliseconds a token of each contender."""
     import transformers as T
 
     T.logging.set_verbosity_error()
     torch.manual_seed(0)
-    torch.set_num_threads(threads)
-    model = T.LlamaForCausalLM(T.LlamaConfig(**SHAPES[size], max_position_embeddings=2048)).eval()
-    prompt = torch.randint(2, SHAPES[size]["vocab_size"], (1, PROMPT))
+    torch.set_num_threads(case.threads)
+    tokens, shape = case.tokens, SHAPES[case.size]
+    dtype = getattr(torch, case.dtype)
+    model = T.LlamaForCausalLM(T.LlamaConfig(**shape, max_position_embeddings=8192)).eval().to(dtype)
+    prompt = torch.randint(2, shape["vocab_size"], (1, case.prompt))
     how: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
     def generate(m: Any, count: int = tokens, **more: Any) -> torch.Tensor:
@@ -75,7 +90,7 @@ def measured(size: int, threads: int, tokens: int, seconds: float, inductor: boo
         contenders: dict[str, Callable[[int], torch.Tensor]] = {
             "eager": lambda n: generate(model, n), "hotfuse": lambda n: generate(fast, n)}  # fmt: skip
         if inductor:
-            other = T.LlamaForCausalLM(model.config).eval()
+            other = T.LlamaForCausalLM(model.config).eval().to(dtype)
             other.load_state_dict(model.state_dict())
             other.forward = torch.compile(other.forward)
             contenders["inductor"] = lambda n: generate(other, n, cache_implementation="static")
@@ -104,19 +119,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[25, 160], choices=list(SHAPES))
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=40.0, help="of calls before anything is measured")
     parser.add_argument("--inductor", action="store_true", help="compile with Inductor and a static cache, too: minutes")
     asked = parser.parse_args()
-    print("| M params | threads | contender | tokens/s | over eager | of the memory roof | tokens that differ |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for size in asked.sizes:
-        for threads in asked.threads:
-            row = measured(size, threads, asked.tokens, asked.seconds, asked.inductor)
-            for name, ms in row["ms"].items():
-                differ = row["differ"] if name == "hotfuse" else ""
-                print(f"| {size} | {threads} | {name} | {1e3 / ms:.1f} | {row['ms']['eager'] / ms:.2f} | {row['roof_ms'] / ms:.0%} "
-                      f"| {differ} |", flush=True)  # fmt: skip
+    print("| M params | weights | threads | contender | tokens/s | over eager | of the memory roof | tokens that differ | tiers |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for size, dtype, threads in product(asked.sizes, asked.dtypes, asked.threads):
+        row = measured(DecodeCase(size, dtype, threads, asked.tokens, asked.prompt), asked.seconds, inductor=asked.inductor)
+        for name, ms in row["ms"].items():
+            ours = f"{row['differ']} | {row['tiers']}" if name == "hotfuse" else "|"
+            print(f"| {size} | {dtype} | {threads} | {name} | {1e3 / ms:.1f} | {row['ms']['eager'] / ms:.2f} "
+                  f"| {row['roof_ms'] / ms:.0%} | {ours} |", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

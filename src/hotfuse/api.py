@@ -60,8 +60,8 @@ class TorchModel:
         self.settings = settings
         self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "function")
         self.call = target
-        self.unnamed = ""
-        """Why its captures are not kept; empty where they are, or nobody asked so far."""
+        self.unnamed = self._stays = _why_not_pickled(target)
+        """Why its captures are not kept, and why it is not sent to workers; empty where it is, or nobody asked so far."""
 
     def prepare(self) -> None:
         """Have a worker load what capturing takes, unless the cache knows the model."""
@@ -71,6 +71,8 @@ class TorchModel:
 
     def _at(self) -> Known | None:
         """Where captures of the model as it is now are kept; None where nothing is, or it has no name."""
+        if self._stays:
+            return None
         try:
             found = known("torch", lambda: structure_name(self.target), self.settings)
             self.unnamed = ""
@@ -104,13 +106,16 @@ class TorchModel:
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
+        if self._stays:
+            return self._capture_in_place(spec, call, watching, self._stays)
         try:
             with _SHIPPING:
                 shipment = ship(self.target, spec)
         except CaptureError as e:
             if e.why is not Why.NOT_SENDABLE:
                 raise
-            return self._capture_in_place(spec, call, watching, e.because or e.what)
+            self._stays = e.because or e.what  # it is not pickled in vain once more
+            return self._capture_in_place(spec, call, watching, self._stays)
         watch = ModelGuard(shipment.modules, shipment.tensors, [self.target])
         watching(watch)
         refuse_hooks(shipment.modules)
@@ -151,8 +156,20 @@ class TorchModel:
         return Capture(replace(done, notes=(*done.notes, note)), weights, watch)
 
 
+def _why_not_pickled(target: Callable[..., Any]) -> str:
+    """An exported program's module holds what cannot be pickled: hundreds of nodes are written for nothing before that shows."""
+    export = sys.modules.get("torch.export._unlift")
+    kind = getattr(export, "_StatefulGraphModule", None)
+    return "a module of an exported program" if kind is not None and isinstance(target, kind) else ""
+
+
 class Jit:
     """A served model: call it like the model itself."""
+
+    def __new__(cls, target: Callable[..., Any], settings: Settings) -> Jit:
+        """Python looks for `len(fast)` and `fast[0]` in the class: this one has what the model's class has of them."""
+        has = tuple(n for n in _CONTAINER if isinstance(target, nn.Module) and hasattr(type(target), n))
+        return object.__new__(_container(cls, has) if has else cls)
 
     def __init__(self, target: Callable[..., Any], settings: Settings) -> None:
         self._target = target
@@ -257,6 +274,19 @@ class Jit:
         """For `isinstance`: a served module is whatever the module is, besides being a `Jit`."""
         target = self.__dict__.get("_target")
         return type(target) if isinstance(target, nn.Module) else Jit
+
+
+_CONTAINER = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__reversed__", "__contains__")
+
+
+@functools.cache
+def _container(cls: type[Jit], has: tuple[str, ...]) -> type[Jit]:
+    """A served model with these methods, which are the model's own."""
+
+    def method(name: str) -> Callable[..., Any]:
+        return lambda self, *args: getattr(self._target, name)(*args)
+
+    return type(cls.__name__, (cls,), {"__module__": cls.__module__, **{name: method(name) for name in has}})
 
 
 def engine_stats(engine: Engine) -> dict[str, Any]:

@@ -201,6 +201,25 @@ def test_methods_call_the_served_forward() -> None:
     assert in_graph(fast) == before, "whoever holds the model itself runs its own code"
 
 
+def test_a_served_container_is_one() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    fast: Any = served(model)
+    assert len(fast) == 2 and fast[0] is model[0] and list(fast) == list(model) and isinstance(fast[:1], nn.Sequential)
+    fast[1] = nn.Tanh()
+    assert isinstance(model[1], nn.Tanh)
+    x = torch.randn(3, 8)
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), model(x))
+    other: Any = copy.deepcopy(fast)
+    assert len(other) == 2 and other[0] is not fast[0] and isinstance(other, hotfuse.Jit)
+    named: Any = served(nn.ModuleDict({"a": nn.Linear(2, 2)}))
+    assert "a" in named and list(named) == ["a"]
+    plain: Any = served(Encoder())
+    assert bool(plain)
+    with pytest.raises(TypeError):
+        len(plain)
+
+
 def test_a_served_module_is_what_the_module_is() -> None:
     model = Encoder()
     fast = served(model)

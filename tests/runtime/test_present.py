@@ -164,6 +164,30 @@ def test_exported_programs_and_their_modules() -> None:
         fast.close()
 
 
+def test_what_cannot_be_pickled_is_tried_once_and_an_exported_module_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hotfuse import api
+
+    tried: list[str] = []
+    really = api.ship
+
+    def counted(target: Any, extra: Any = None) -> Any:
+        tried.append(type(target).__name__)
+        return really(target, extra)
+
+    monkeypatch.setattr(api, "ship", counted)
+    chain = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]).eval()
+    exported = torch.export.export(chain, (torch.randn(3, 8),), dynamic_shapes=({0: torch.export.Dim.AUTO},)).module()
+    for model, times in ((exported, 0), (Holding(), 1)):
+        fast = hotfuse.jit(model, settings=QUIET.with_(capture="inline"))
+        for rows in (3, 3, 5, 5, 7):
+            y = torch.randn(rows, 8)
+            torch.testing.assert_close(fast(y), model(y))
+        stats = fast.stats()
+        assert stats["calls_per_tier"]["0"] > 0 and stats["captures"] > 1, str(fast.explain(full=True))
+        assert len(tried) == times
+        fast.close()
+
+
 def test_what_has_no_end_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(present, "MAX_OBJECTS", 5)
     fast = hotfuse.jit(Holding(), settings=QUIET.with_(capture="inline"))
