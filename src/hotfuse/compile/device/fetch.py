@@ -328,8 +328,13 @@ class _Generation:
                 launching = time.perf_counter() - begin
                 return device_seconds(lambda: made[at](*self.sample), self.device, 1.3 * launching)
 
-            found = descended({k: self.units[k].chosen for k in order}, others, measure,
-                              lambda: self.stop() or time.monotonic() > until)  # fmt: skip
+            first = {k: self.units[k].chosen for k in order}
+            try:
+                found = descended(first, others, measure, lambda: self.stop() or time.monotonic() > until)
+            except (HotfuseError, RuntimeError) as e:  # what the trials chose serves all the same
+                for k in order:
+                    self.units[k].chosen = first[k]
+                return f"kernels were not exchanged in the whole plan: {str(e).splitlines()[0][:200]}"
         for k in order:
             self.units[k].chosen = found.chosen[k]
         ended = "" if found.complete else f", until {TUNING_S:g} s were over"
