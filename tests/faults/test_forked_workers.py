@@ -8,6 +8,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -315,3 +317,30 @@ def test_workers_of_both_kinds_are_killed_replaced_and_bounded(kind: Workers) ->
         assert line.split()[3] != "unlimited"
     finally:
         both.close()
+
+
+FORBIDDEN = """
+import sys, torch
+from hotfuse.compile.workers.forked import ForkedWorker, ForkFailed
+
+left = int(sys.argv[1])
+
+def hook(event, _args):
+    global left
+    if event == "os.fork" and left:
+        left -= 1
+        raise RuntimeError("os.fork is unsafe now")
+
+sys.addaudithook(hook)
+try:
+    ForkedWorker().close()
+    print("forked")
+except ForkFailed as e:
+    print(e.because)
+"""
+
+
+@pytest.mark.parametrize(("times", "said"), [(3, "forked"), (10**6, "a library forbids it: os.fork is unsafe now")])
+def test_a_fork_that_a_library_forbids_waits_and_then_fails(times: int, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FORBIDDEN, str(times)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == said, done.stderr

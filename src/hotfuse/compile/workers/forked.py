@@ -41,6 +41,8 @@ HELLO_S = 20.0
 LOOK_S = 0.05
 IMPORT_S = 0.3
 """How long a fork waits for imports of other threads."""
+FORBIDDEN_S = 1.0
+"""How long it waits for a library that forbids it."""
 
 # Python 3.12 and later warn of forks beside threads, which is what this file is about.
 warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning, __name__.replace(".", r"\."))
@@ -181,13 +183,23 @@ def _half_there() -> str:
 
 
 def _fork() -> int:
-    """Fork while no thread is inside the linker; 0 in the child, -1 where only the child knows its number."""
+    """Fork while no thread is inside the linker; 0 in the child, -1 where only the child knows its number.
+
+    A library may forbid forks while something of its own changes (`filelock`: while another thread forks), by an audit hook, which
+    is asked before anything happens. That is soon over; where it is not, the fork has failed.
+    """
     jit = sys.modules.get("hotfuse.native.jit")
-    with contextlib.nullcontext() if jit is None else jit.quiet():  # let go of on both sides
+    until = time.monotonic() + FORBIDDEN_S
+    while True:
         try:
-            return os.fork()
+            with contextlib.nullcontext() if jit is None else jit.quiet():  # let go of on both sides
+                return os.fork()
         except DeprecationWarning:  # warnings are errors here: the fork happened all the same
             return -1
+        except RuntimeError as e:
+            if time.monotonic() > until:
+                raise OSError(f"a library forbids it: {e}") from e
+            time.sleep(0.005)
 
 
 # --- in the child --------------------------------------------------------------------------------
