@@ -144,10 +144,35 @@ def test_sizes_that_recur_leave_rows_out_too(traffic: dict[str, float]) -> None:
         assert version.sides.counts()["calls_skipping_rows"] > skipped, "the version serves its size"
 
 
+def test_zeros_within_rows_are_left_out_too(traffic: dict[str, float]) -> None:
+    model = nn.Sequential(nn.Linear(48, 64), nn.GELU()).eval()
+    wide = copy.deepcopy(model).double()
+    dense = padded(0.0)
+    sparse = dense.clone()
+    sparse[..., ::2] = 0  # channels that are dead; no row is zero
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        fast(sparse)
+        served(fast, sparse, lambda: entry_of(fast).plan.tier == 1)
+        traffic["zero rows"] = 0.5
+        served(fast, sparse, lambda: entry_of(fast).plan.sides is not None)
+        sides = entry_of(fast).plan.sides
+        assert sides is not None and entry_of(fast).plan.layers == (ROWS,)
+        before = sides.counts()
+        for x in (sparse, dense):
+            assert (fast(x) - wide(x.double())).abs().max() < 1e-4
+        after = sides.counts()
+        assert after["calls_skipping_rows"] == before["calls_skipping_rows"] + 1
+        assert after["calls_with_all_rows"] == before["calls_with_all_rows"] + 1
+        assert "zeros within rows: skipped from" in str(fast.explain(full=True))
+        traffic["zero rows"] = 0.0
+        served(fast, dense, lambda: not sides.dials[0].on, 400_000)
+        assert (fast(sparse) - wide(sparse.double())).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     ("spoil", "because"),
     [
-        (None, "0.0% of a product's rows are zero at most"),
+        (None, "0.0% of a product's rows are zero at most, and 0.0% of the steps of 4 rows"),
         (float("inf"), "no product has finite constant weights"),
         (float("nan"), "no product has finite constant weights"),
     ],

@@ -43,7 +43,7 @@ from hotfuse.compile.unit.planning import Gate
 from hotfuse.compile.variants import precision_variants, trial
 from hotfuse.compile.variants.served_threads import apart, as_served
 from hotfuse.compile.variants.skipping import Skipping
-from hotfuse.compile.variants.skips import SKIP, Skips
+from hotfuse.compile.variants.skips import SKIP, SPARSE, Skips
 from hotfuse.compile.variants.variant_search import BUDGET_S, VariantDecision, VariantSearch
 from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
 from hotfuse.fusion.groups import Group
@@ -262,8 +262,8 @@ class _Unit:
         if Strategy.THREADS.value in wanted(piece.text):
             made = _on_one_thread(made)
         skips, said = None, list[str]()
-        if SKIP in wanted(piece.text):
-            made, skips, said = self._skipping(piece, made)
+        if what := next((w for w in (SKIP, SPARSE) if w in wanted(piece.text)), ""):
+            made, skips, said = self._skipping(piece, made, what)
         outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes, threads=self.threads)
         if (kept := notes()) is not None:
             kept.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us, outcome.threads)
@@ -292,15 +292,15 @@ class _Unit:
                   "notes": [*found.notes, *said]}
         return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
 
-    def _skipping(self, piece: NormalGroup, made: BuiltKernel) -> tuple[BuiltKernel, Skips | None, list[str]]:
-        """The same product with a side that leaves rows of zeros out, where that pays for some share of them; else why not."""
+    def _skipping(self, piece: NormalGroup, made: BuiltKernel, what: str) -> tuple[BuiltKernel, Skips | None, list[str]]:
+        """The same product with a side that leaves zeros out, where that pays for some share of them; else why not."""
         start = time.perf_counter()
         try:
             with as_served(self.threads) as threads:
                 here = kernel_cache()
-                both, skips = Skipping(piece.normal, piece.sizes, here.core, here.peaks, _predictor(), threads).found()
+                both, skips = Skipping(piece.normal, piece.sizes, here.core, here.peaks, _predictor(), threads, what).found()
         except HotfuseError as e:
-            return made, None, [f"{SKIP}: {e.because or e.what}"]
+            return made, None, [f"{what}: {e.because or e.what}"]
         return BuiltKernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
 
     def _crossing(self, piece: NormalGroup, made: BuiltKernel) -> VariantDecision:

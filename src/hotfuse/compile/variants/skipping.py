@@ -22,7 +22,7 @@ from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import CompiledCandidate, Shelf
 from hotfuse.compile.request_context import kernels
 from hotfuse.compile.variants import breakpoints
-from hotfuse.compile.variants.skips import Skips
+from hotfuse.compile.variants.skips import SKIP, Skips
 from hotfuse.compile.variants.trial import RTOL, agree
 from hotfuse.fusion.crossover import MARGIN, Shifts
 from hotfuse.fusion.forecast import Predictor
@@ -34,7 +34,7 @@ from hotfuse.lower.common.operands import tensor
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.constants import Constants
-from hotfuse.lower.run.kernel_state import NEVER, WHOLE
+from hotfuse.lower.run.kernel_state import NEVER, ROWS_TOGETHER, WHOLE
 from hotfuse.ops.contract import is_contraction
 from hotfuse.ops.table import packet
 
@@ -98,28 +98,33 @@ class Skipping:
     peaks: CorePeaks
     predict: Predictor
     threads: int = 1
+    what: str = SKIP
+    """Rows of zeros, or steps of K at which a few rows are zero."""
     measure: Measured | None = None
     """For tests: instead of running kernels."""
 
     def found(self) -> tuple[CompiledCandidate, Skips]:
         """The kernel with both sides, and where it changes; raises a HotfuseError where rows are never worth leaving out."""
-        lowered = lower_contraction(self.graph, self.core, skipping=True)
+        rows = self.what == SKIP
+        lowered = lower_contraction(self.graph, self.core, skipping=rows, sparse=0 if rows else ROWS_TOGETHER)
         named = replace(lowered, kernel=replace(lowered.kernel, name=f"{lowered.kernel.name}_skipping"))
         made = CompiledCandidate(named, kernels().compile_kernel(named.kernel))
         self._check(made)
-        panels = sum(a.spec.panels for a in lowered.arguments if isinstance(a, PackArgument))
+        # Rows are read and written for every panel; steps that rows have something at are found once.
+        panels = sum(a.spec.panels for a in lowered.arguments if isinstance(a, PackArgument)) if rows else 1
         predicted = expected(self.graph, self.sizes, self.core, self.peaks, self.predict, panels, self.threads)
         times = [(s, *(self.measure or self._timed(made))(s)) for s in SHARES]
         limit = crossing(times)
         points = tuple((s, round(a * 1e6, 2), round(b * 1e6, 2)) for s, a, b in times)
         if limit > WHOLE:
-            raise CannotLower(f"rows of zeros are not worth leaving out: {Skips(limit, predicted, points)}")
-        breakpoints.learn(shifts, _SIDES, predicted, max(limit, NOISE))
-        return CompiledCandidate(at_limit(named, limit), made.compiled), Skips(limit, predicted, points)
+            raise CannotLower(f"{self.what} are not worth leaving out: {Skips(limit, predicted, points, self.what)}")
+        if rows:
+            breakpoints.learn(shifts, _SIDES, predicted, max(limit, NOISE))
+        return CompiledCandidate(at_limit(named, limit), made.compiled), Skips(limit, predicted, points, self.what)
 
     def _check(self, made: CompiledCandidate) -> None:
         """Both sides against the library, with half of the rows zero."""
-        data, weights, _ = Zeroed(500).of(Candidate(self.graph, self.sizes, self.core, self.threads), "")
+        data, weights, _ = Zeroed(500, steps=self.what != SKIP).of(Candidate(self.graph, self.sizes, self.core, self.threads), "")
         inputs = [data[v.name] for v in self.graph.inputs]
         kernel = kernels().load_kernel(made.compiled)
         with torch.no_grad():
@@ -131,7 +136,7 @@ class Skipping:
 
     def _timed(self, made: CompiledCandidate) -> Measured:
         def seconds(share: int) -> tuple[float, float]:
-            shelf = Zeroed(share)
+            shelf = Zeroed(share, steps=self.what != SKIP)
             asked = Candidate(self.graph, self.sizes, self.core, self.threads)
             # Both look at the rows.
             sides = [CompiledCandidate(at_limit(made.lowered, limit), made.compiled) for limit in (WHOLE, 0)]
@@ -145,13 +150,16 @@ class Skipping:
 
 @dataclass(slots=True)
 class Zeroed(Shelf):
-    """Made-up data in which a share of the rows of whatever the products' left operand is made from is zero, evenly spread."""
+    """Made-up data in which a share of the rows of whatever the products' left operand is made from is zero, evenly spread; or of
+    the steps of all rows.
+    """
 
     share: int = 0
+    steps: bool = False
 
-    def __init__(self, share: int) -> None:
+    def __init__(self, share: int, *, steps: bool = False) -> None:
         Shelf.__init__(self)
-        self.share = share
+        self.share, self.steps = share, steps
 
     def of(self, candidate: Candidate, group: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[Any]]:
         """As elsewhere, with zeros."""
@@ -159,9 +167,12 @@ class Zeroed(Shelf):
         for name in _behind(candidate.graph):
             t = data[name]
             if isinstance(t, torch.Tensor) and t.dim() > 1:
-                flat = torch.arange(t.numel() // max(1, t.shape[-1]))
+                flat = torch.arange(t.shape[-1] if self.steps else t.numel() // max(1, t.shape[-1]))
                 zero = (flat + 1) * self.share // WHOLE > flat * self.share // WHOLE
-                t[zero.reshape(t.shape[:-1])] = 0
+                if self.steps:
+                    t[..., zero] = 0
+                else:
+                    t[zero.reshape(t.shape[:-1])] = 0
         return data, weights, results
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 SKIP = "rows of zeros"
 """What a request calls it."""
+SPARSE = "zeros within rows"
+"""The same of steps of K at which a few rows are zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,11 @@ class Skips:
     predicted: int
     points: tuple[tuple[int, float, float], ...]
     """(share, microseconds with all rows, and without those of zeros)."""
+    what: str = SKIP
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"limit": self.limit, "predicted": self.predicted, "points": [list(p) for p in self.points]}
+        return {"what": self.what, "limit": self.limit, "predicted": self.predicted, "points": [list(p) for p in self.points]}
 
     @staticmethod
     def from_json(data: Mapping[str, Any] | None) -> Skips | None:
@@ -30,8 +33,9 @@ class Skips:
         if data is None:
             return None
         points = tuple((int(s), float(a), float(b)) for s, a, b in data["points"])
-        return Skips(int(data["limit"]), int(data["predicted"]), points)
+        return Skips(int(data["limit"]), int(data["predicted"]), points, str(data["what"]))
 
     def __str__(self) -> str:
         said = ", ".join(f"{s / 10:g}%: {a:.1f} / {b:.1f} us" for s, a, b in self.points)
-        return f"{SKIP}: skipped from {self.limit / 10:g}% on; predicted {self.predicted / 10:g}%; measured {said or 'nowhere'}"
+        where = f"skipped from {self.limit / 10:g}% on; predicted {self.predicted / 10:g}%"
+        return f"{self.what}: {where}; measured {said or 'nowhere'}"

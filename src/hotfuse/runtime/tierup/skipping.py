@@ -1,7 +1,7 @@
-"""Rows of zeros in what calls bring: which products of a plan see them.
+"""Zeros in what calls bring, rows of them or some within rows: which products of a plan see them.
 
 Sampled calls show zeros somewhere; the calls that were kept then tell exactly which products' rows are zero. Kernels of these get
-a second side (`lower.cpu.gemm.skipping`), switched by `runtime.zero_rows`.
+a second side (`lower.cpu.gemm.skipping`, `lower.cpu.gemm.sparse`), switched by `runtime.zero_rows`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from hotfuse.compile.request_context import EVERY, text_id
+from hotfuse.compile.variants.skips import SKIP, SPARSE
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import show
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.own_sizes import with_own_sizes
+from hotfuse.lower.run.kernel_state import ROWS_TOGETHER
 from hotfuse.ops.contract import is_contraction
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
@@ -39,12 +41,14 @@ def suspected(seen: GraphSeen | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ZeroRowProducts:
-    """Products whose left operand has rows of zeros."""
+    """Products whose left operand has zeros that can be left out."""
 
     focus: tuple[str, ...]
     """Their groups, as workers call them."""
     share: float
     """Mean part of their rows that is zero, in the calls that were kept."""
+    what: str
+    """Rows of zeros; or, where there are too few of these, zeros within rows."""
     calls: tuple[Sequence[torch.Tensor], ...]
     """Those calls, the most ordinary first: that one decides the race."""
 
@@ -68,21 +72,33 @@ def products(
         return "no product has finite constant weights" if calls else "no inputs are kept"
     shown = dict.fromkeys(x for _, x in asked)
     looking = compile(replace(plan.graph, outputs=tuple(shown)), weights)
-    shares: list[dict[str, float]] = []
+    by_row: list[dict[str, float]] = []
+    by_step: list[dict[str, float]] = []
     with torch.no_grad():
         for call in calls:
-            made = looking.run(*call)
-            shares.append({v.name: _zero_rows(t) for v, t in zip(shown, made, strict=True)})
-    mean = {v.name: sum(s[v.name] for s in shares) / len(shares) for v in shown}
-    hit = [(focus, x.name) for focus, x in asked if mean[x.name] >= MIN_ZERO_SHARE]
-    if not hit:
-        most = max(mean.values(), default=0.0)
-        return f"{most:.1%} of a product's rows are zero at most"
+            made = list(zip(shown, looking.run(*call), strict=True))
+            by_row.append({v.name: _zero_rows(t) for v, t in made})
+            by_step.append({v.name: _zero_steps(t) for v, t in made})
+    tried: list[str] = []
+    for what, shares in ((SKIP, by_row), (SPARSE, by_step)):
+        mean = {v.name: sum(s[v.name] for s in shares) / len(shares) for v in shown}
+        hit = [(focus, x.name) for focus, x in asked if mean[x.name] >= MIN_ZERO_SHARE]
+        if hit:
+            return _found(what, hit, mean, shares, calls)
+        tried.append(f"{max(mean.values(), default=0.0):.1%}")
+    return f"{tried[0]} of a product's rows are zero at most, and {tried[1]} of the steps of {ROWS_TOGETHER} rows"
+
+
+def _found(
+    what: str, hit: Sequence[tuple[str, str]], mean: Mapping[str, float], shares: Sequence[Mapping[str, float]],
+    calls: Sequence[Sequence[torch.Tensor]],
+) -> ZeroRowProducts:  # fmt: skip
+    """The products that have such zeros, and the calls by how ordinary they are."""
     names = {name for _, name in hit}
     total = sum(mean[n] for n in names) / len(names)
     far = [abs(sum(s[n] for n in names) / len(names) - total) for s in shares]
     order = sorted(range(len(calls)), key=far.__getitem__)
-    return ZeroRowProducts(tuple(dict.fromkeys(f for f, _ in hit)), total, tuple(calls[i] for i in order))
+    return ZeroRowProducts(tuple(dict.fromkeys(f for f, _ in hit)), total, what, tuple(calls[i] for i in order))
 
 
 def _left(graph: Graph, node: Node, weights: Mapping[str, torch.Tensor]) -> Value | None:
@@ -111,6 +127,14 @@ def all_finite(weights: Mapping[str, torch.Tensor]) -> bool:
 def _finite(w: torch.Tensor) -> bool:
     """A sum reads a weight once and makes nothing as large; one that is not finite may have overflowed, and proves nothing."""
     return bool(torch.isfinite(w.sum())) or bool(torch.isfinite(w).all())
+
+
+def _zero_steps(t: torch.Tensor) -> float:
+    """The part of the steps along a tensor's last dim at which rows that lie side by side are all zero, a few at a time."""
+    if t.dim() == 0 or t.numel() == 0:
+        return 0.0
+    zero = (t == 0).reshape(-1, t.shape[-1])
+    return float(torch.stack([part.all(0).double().mean() for part in zero.split(ROWS_TOGETHER)]).mean())
 
 
 def _zero_rows(t: torch.Tensor) -> float:

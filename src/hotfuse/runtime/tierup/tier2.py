@@ -151,9 +151,9 @@ def without_rows(context: AttemptContext, site: Site, entry: Entry) -> Attempt |
 
     def leaves_out(better: Plan) -> None:
         if better.sides is None:
-            raise InternalError("the plan leaves no rows out", because="; ".join(better.notes)[:300])
+            raise InternalError(f"the plan leaves no {found.what} out", because="; ".join(better.notes)[:300])
 
-    layer = ZeroRowsLayer(found.focus)
+    layer = ZeroRowsLayer(found.focus, found.what)
     return add_layer(context, site, entry, layer, key, {"share": share}, found.share, None, found.calls, leaves_out)
 
 

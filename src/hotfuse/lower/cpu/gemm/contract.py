@@ -41,6 +41,7 @@ from hotfuse.lower.cpu.gemm.gemm import product as write_product
 from hotfuse.lower.cpu.gemm.lhs import Left, rows_apart
 from hotfuse.lower.cpu.gemm.rows_through import ProductRows
 from hotfuse.lower.cpu.gemm.skipping import ActiveRows
+from hotfuse.lower.cpu.gemm.sparse import ActiveSteps
 from hotfuse.lower.cpu.tiling import Core, choose
 from hotfuse.lower.ops.views import broadcast, shape_of
 from hotfuse.lower.run.kernel_state import DENSE, NEVER, SKIPPED
@@ -57,11 +58,13 @@ _FEW = 3
 
 
 def lower_contraction(
-    graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...]] | None = None, *, name: str = "", skipping: bool = False
-) -> Lowered:
+    graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...]] | None = None, *, name: str = "", skipping: bool = False,
+    sparse: int = 0,
+) -> Lowered:  # fmt: skip
     """The kernel of a group; raises CannotLower where it cannot be one. Weights must be params of the graph.
 
     `skipping`: one that looks for rows of zeros, and does not multiply them where there are enough (`lower.cpu.gemm.skipping`).
+    `sparse`: one that leaves out steps at which so many rows are zero (`lower.cpu.gemm.sparse`); 0 for none.
     """
     graph, scalings = bytes_taken(graph)
     found = products(graph, scalings)
@@ -70,7 +73,7 @@ def lower_contraction(
     first = found[0]
     if any(c.x.name != first.x.name for c in found):
         raise CannotLower("the products of the group do not share their input")
-    return _GemmGroup(graph, found, core, strides or {}, name, scalings).lowered(skipping)
+    return _GemmGroup(graph, found, core, strides or {}, name, scalings).lowered(skipping=skipping, sparse=sparse)
 
 
 class _GemmGroup:
@@ -133,12 +136,12 @@ class _GemmGroup:
 
     # -- the kernel
 
-    def lowered(self, skipping: bool = False) -> Lowered:
+    def lowered(self, *, skipping: bool = False, sparse: int = 0) -> Lowered:
         """The kernel with its call."""
         b, spec = self.builder, self.spec
         owners = self._owners()
         packed = b.buffer("panels", BufferKind.CONST, spec.dtype, spec.shape, spec.stride)
-        if self.blocks is not None and not skipping:
+        if self.blocks is not None and not skipping and not sparse:
             assert self.left.ready is not None
             self.left.prepare_all()
             amx.product(b, self.m, self.left.ready, packed, self.blocks, lambda f: self._finish(f, owners),
@@ -151,6 +154,8 @@ class _GemmGroup:
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
         if skipping:
             return self._skipping(p, owners, in_loop=in_loop)
+        if sparse:
+            return self._sparse(p, owners, sparse, in_loop=in_loop)
         self.left.prepare_all()
         write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         return self._call(packed)
@@ -173,6 +178,22 @@ class _GemmGroup:
                 write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         assert isinstance(p.b, Buffer)
         return self._call(p.b, rows.dial)
+
+    def _sparse(self, p: Product, owners: list[list[Value]], together: int, *, in_loop: bool) -> Lowered:
+        """Both sides: with steps left out at which a few rows are zero, and as it always is."""
+        if self.paired or self.acc is DType.I32 or self.left.ready is not None:
+            raise CannotLower("zeros within rows are looked for in rows that are multiplied as they lie")
+        b = self.builder
+        steps = ActiveSteps(b, self.m, self.k, self.tiling.lanes, self.left, together)
+        with steps.counted() as enough:
+            with b.when(enough):
+                steps.tell(SKIPPED)
+                steps.product(p, lambda f: self._finish(f, owners))
+            with b.when(expr("not", enough)):
+                steps.tell(DENSE)
+                write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
+        assert isinstance(p.b, Buffer)
+        return self._call(p.b, steps.dial)
 
     def _part(self, row: Dim, step: Dim, width: int, left: Dim | None, then: Callable[[Tile], None]) -> None:
         """A part of a row of the left operand, computed or as it lies."""

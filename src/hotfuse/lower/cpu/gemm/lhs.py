@@ -112,6 +112,19 @@ class Left:
         index[-1] = k
         return self.b.load(self.place.buffer, index, shape, axes=self._axes, valid=valid)
 
+    def at(self, row: Dim, step: Tile, rows: int) -> Tile:
+        """Rows at a step of K that lies in memory; only of rows that are read where they lie."""
+        if self.place.flat:
+            each, k_step = self._steps
+            if k_step != 1:
+                raise CannotLower(f"the rows of %{self.name} do not lie in one piece")
+            first = expr("*", row, each)
+            return self.b.gather(self.place.buffer, (first,), step, (rows, 1), dim=0, axes=self._axes, step=(each, 1))
+        index: list[Dim] = [0] * len(self.shape)
+        if self._index[0] >= 0:
+            index[self._index[0]] = row
+        return self.b.gather(self.place.buffer, index, step, (rows, 1), dim=len(self.shape) - 1, axes=self._axes)
+
     def column(self, row: Dim, k: Dim, rows: int) -> Tile:
         """What is multiplied with one step of B."""
         if self.ready is not None:

@@ -9,7 +9,6 @@ import torch
 
 from hotfuse.analysis.call_facts import Facts
 from hotfuse.compile.value import GENERATE, Demand
-from hotfuse.compile.variants.skips import SKIP
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
@@ -78,9 +77,9 @@ class PlanComposer:
         """On the library's kernels."""
         return replace(self, demand=replace(self.demand, strategies=()))
 
-    def skipping(self, focus: str) -> PlanComposer:
-        """With kernels that leave rows of zeros out."""
-        return replace(self, demand=replace(self.demand, strategies=(SKIP,), focus=focus))
+    def skipping(self, focus: str, what: str) -> PlanComposer:
+        """With kernels that leave zeros out."""
+        return replace(self, demand=replace(self.demand, strategies=(what,), focus=focus))
 
 
 def composer_of(context: AttemptContext, entry: Entry) -> PlanComposer:

@@ -62,8 +62,8 @@ class Composer(Protocol):
         """To be called before something is measured: waits until what was begun alongside is over."""
         ...
 
-    def skipping(self, focus: str) -> Composer:
-        """The same, which makes kernels that leave rows of zeros out of the products named."""
+    def skipping(self, focus: str, what: str) -> Composer:
+        """The same, which makes kernels that leave zeros out of the products named: rows of them, or some within rows."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Kernels that leave rows of zeros out, as a layer of a plan: the innermost, since data decide inside the kernels."""
+"""Kernels that leave zeros out (rows, or steps within rows), as a layer of a plan: the innermost, as data decide in the kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotfuse.compile.request_context import EVERY
+from hotfuse.compile.variants.skips import SKIP
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer
@@ -15,10 +16,12 @@ from hotfuse.specialize.table import ZERO_ROWS, AttemptKey
 
 @dataclass(frozen=True, slots=True)
 class ZeroRowsLayer(Layer):
-    """Products with a side that leaves rows of zeros out."""
+    """Products with a side that leaves zeros out."""
 
     focus: tuple[str, ...]
     """Their groups in the entry's own graph, as workers call them."""
+    what: str = SKIP
+    """Which zeros: rows of them, or some within rows."""
 
     @property
     def key(self) -> AttemptKey:
@@ -28,7 +31,7 @@ class ZeroRowsLayer(Layer):
     def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
         """The products that were seen; in pieces and for sizes any of them, since groups have other names there."""
         if composer.owns(graph):
-            return composer.skipping(",".join(self.focus)).plan(graph, calls, inner)
+            return composer.skipping(",".join(self.focus), self.what).plan(graph, calls, inner)
         if not all_finite(composer.weights):
             return composer.plan(graph, calls, inner)
-        return composer.skipping(EVERY).plan(graph, calls, inner)
+        return composer.skipping(EVERY, self.what).plan(graph, calls, inner)
