@@ -405,6 +405,21 @@ def test_the_models_own_error_is_the_users() -> None:
 # --- modes around a call -------------------------------------------------------------------------
 
 
+def test_a_first_call_that_raises_keeps_nothing_from_being_captured() -> None:
+    class Picks(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            return x[i].sum(0)
+
+    model, x = Picks(), torch.randn(4, 3)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(2):
+            with pytest.raises(IndexError):
+                fast(x, torch.tensor([1, 9]))
+        for i in ([1, 2], [0, 3], [3, 3]):
+            torch.testing.assert_close(fast(x, torch.tensor(i)), model(x, torch.tensor(i)))
+        assert fast.stats()["captures"] == 1 and fast.stats()["calls_per_tier"]["0"] == 2
+
+
 def test_gradients_flow_as_in_the_model() -> None:
     model = Mlp().eval()
     fast = served(model)

@@ -47,6 +47,8 @@ from hotfuse.specialize.table import TIER1
 MAX_SITES = 64
 MAX_TRIES = 3
 """Captures of one kind of call that may fail for a passing reason before it is given up."""
+MAX_RAISED = 16
+"""Calls of one kind that raised when they were to be captured, after which sizes that did so are not looked at again."""
 
 
 @dataclass(slots=True)
@@ -131,6 +133,12 @@ class Capturer:
         try:
             result = self._own_code(*args, **kwargs)
         except BaseException:
+            with self._plans.lock:  # that call was not one to capture; the next of its sizes may be
+                group.raised += 1
+                group.captures -= 1
+                self._plans.captures -= 1
+                if group.raised < MAX_RAISED:
+                    group.tried.discard(tuple(tuple(t.shape) for t in leaves))
             self._given_up(group)
             raise
         seconds = time.perf_counter() - begin

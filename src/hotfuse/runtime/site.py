@@ -231,6 +231,8 @@ class CallGroup:
     first: tuple[tuple[int, ...], ...]
     varied: list[set[int]]
     captures: int = 0
+    raised: int = 0
+    """Calls that were to be captured and raised."""
     pending: bool = False
     refused: str = ""
     tried: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
