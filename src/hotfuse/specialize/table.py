@@ -80,7 +80,7 @@ ROWS: tuple[Specialization, ...] = (
         "one read of the mask, given up for up to 128 calls after eight in vain", 0.5,
     ),
     Specialization(
-        ZERO_ROWS, "a tenth of the rows of a product's input are zero, or of the steps of four rows", "products that leave these out",
+        ZERO_ROWS, "a tenth of the rows of a product's input are zero, or of four rows' steps", "products that leave them out",
         "decided by data inside the kernel", "one read of the rows, given up after 64 calls in vain", 0.5,
     ),
     Specialization(
