@@ -15,7 +15,7 @@ A plan is worse than another where it takes longer by more than two standard err
 two differ, since what both have was measured once.
 
 `predicted` is the engine's plan as it comes, `engine` what is deployed after its pieces were measured. Predictions come from the
-performance model in the folder (benchmarks.hpm leaves one there), else from the one in the profile store, else from roofs
+performance model in the folder (benchmarks.hpm leaves one there), else from the one in the profile store, else from rooflines
 (`--roofline`: in any case). What is done lies in the folder: `--budget` ends a run after so many seconds, the same command goes on.
 """
 
@@ -205,12 +205,12 @@ def judged(p: Problem, pieces: Pieces) -> Times4:
 # --- predicting ----------------------------------------------------------------------------------------------------------------
 
 
-def predictor(only_roofs: bool, folder: Path) -> tuple[Predictor, str]:
-    """The model of this machine, or its roofs."""
+def predictor(only_rooflines: bool, folder: Path) -> tuple[Predictor, str]:
+    """The model of this machine, or its rooflines."""
     own = folder / "profiles.sqlite"
     with Store.open(own if own.exists() else location(from_env())) as store:
         machine = store.machine(fingerprint())
-        found = None if only_roofs else hpm.load(store, machine)
+        found = None if only_rooflines else hpm.load(store, machine)
         known = store.peaks(machine)
     if found is None:
         return RooflinePredictor(kernel_cache().peaks), "roofline"
@@ -338,7 +338,7 @@ def main() -> int:
     """Plan, build, measure, compare, as far as time goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes, one model, a BERT of fewer layers")
-    parser.add_argument("--roofline", action="store_true", help="predict from roofs, whatever there is")
+    parser.add_argument("--roofline", action="store_true", help="predict from rooflines, whatever there is")
     parser.add_argument(
         "--work", default=None, help="folder that keeps what is done; without one everything is done at once"
     )

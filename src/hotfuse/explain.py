@@ -338,7 +338,8 @@ def _finding(f: dict[str, Any]) -> str:
     said = f", predicted {f['predicted_us']:g}" if f["predicted_us"] else ""
     tried = ", ".join(f"{name} ({promise:.0%})" for name, promise in f["strategies"].items())
     return (f"partition {f['partition']} of tier {f['tier']}, {f['us']:g} us{said}, {f['share']:.0%} of the time: bound by "
-            f"{f['bottleneck']} ({f['because']}, {f['source']}, roofs {f['roofs']}); {f['microjoules']:g} uJ {f['energy_source']}, "
+            f"{f['bottleneck']} ({f['because']}, {f['source']}, rooflines {f['rooflines']}); "
+            f"{f['microjoules']:g} uJ {f['energy_source']}, "
             f"{f['counters']['cycles']} cycles {f['counters_source']}{_traffic(f)}" + (f"; may help: {tried}" if tried else ""))
 
 

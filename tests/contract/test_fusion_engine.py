@@ -535,7 +535,7 @@ def test_without_a_model_only_what_measured_faster_is_taken() -> None:
 
 @pytest.mark.parametrize("kind", [CandidateKind.TILING, CandidateKind.SPLIT])
 def test_blocks_and_splits_are_offered_priced_and_taken_where_they_measured_faster(kind: CandidateKind) -> None:
-    """Whatever roofs think of them: what they think is only what makes them worth a look."""
+    """Whatever rooflines think of them: what they think is only what makes them worth a look."""
     cases = KINDS[kind.value]
     text, (sizes, *_) = next(iter(cases.values()))
     graph = graph_of(text, sizes)
@@ -578,7 +578,7 @@ def test_a_contest_runs_both_sides() -> None:
 MANY = 24
 
 
-def test_roofs_foresee_that_a_kernel_spills() -> None:
+def test_rooflines_foresee_that_a_kernel_spills() -> None:
     """More values at once than registers cost time on paper; halves are weighed against what then passes between them."""
     text = "graph main(%x: f32[64, 4096]) {\n"
     text += "".join(f"  %a{i}: f32[64, 4096] = aten.mul.Tensor(%x, {i + 1}.5)\n" for i in range(MANY))

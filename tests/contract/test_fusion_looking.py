@@ -46,7 +46,7 @@ def tiling(found: Planned) -> list[FusionChoice]:
     return [c for c in found.choices if c.kind is CandidateKind.TILING and c.before.known]
 
 
-def test_roofs_see_no_gain_in_blocks_of_rows_and_a_look_decides() -> None:
+def test_rooflines_see_no_gain_in_blocks_of_rows_and_a_look_decides() -> None:
     """Arithmetic hides the intermediate's way through memory, on paper."""
     (alone,) = tiling(planned(WIDE, None))
     assert not alone.accepted and not alone.looked and alone.gain.mean < 0

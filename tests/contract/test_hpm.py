@@ -365,7 +365,7 @@ def test_bound_kernels_compute_what_the_library_computes() -> None:
 def test_units_are_valued_by_the_model_where_the_store_holds_one(tmp_path: Path) -> None:
     work = Work(2, 1000, 1000, 1000, 10)
     plain = Facts("rows", work, 50e-6, 10e-6)
-    assert Learned()(plain) == RooflineEstimator()(plain), "no prediction: by roofs"
+    assert Learned()(plain) == RooflineEstimator()(plain), "no prediction: by rooflines"
     predicted = Facts("rows", work, 50e-6, 10e-6, "", 20e-6, 24e-6)
     assert Learned()(predicted).saving_s == pytest.approx(28e-6)
     assert Learned()(Facts("rows", work, 50e-6, 10e-6, "", 80e-6, 90e-6)).saving_s == 0.0

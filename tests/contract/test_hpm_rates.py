@@ -162,9 +162,9 @@ def told_apart(count: int, seed: int, by: float) -> TrainingRows:
     return TrainingRows(table, seconds, np.full(len(found), 0.01), group)
 
 
-def test_ways_of_a_problem_are_told_apart_where_problems_differ_by_more(tmp_path: Path) -> None:
+def test_tilings_of_a_problem_are_told_apart_where_problems_differ_by_more(tmp_path: Path) -> None:
     made = model.fit(told_apart(120, 1, 0.06), AT)
-    assert made.tilings is not None and made.facts["tells_ways_apart"] is True
+    assert made.tilings is not None and made.facts["tells_tilings_apart"] is True
     other = derive(told_apart(40, 2, 0.06).table, AT)
     seconds = made.seconds(other)
     ratio = np.log(seconds[1::2] / seconds[::2])
@@ -175,5 +175,5 @@ def test_ways_of_a_problem_are_told_apart_where_problems_differ_by_more(tmp_path
     assert back is not None and np.array_equal(back.seconds(other), seconds)
 
 
-def test_ways_that_do_not_differ_are_left_alone() -> None:
+def test_tilings_that_do_not_differ_are_left_alone() -> None:
     assert model.fit(told_apart(60, 1, 0.0), AT).tilings is None

@@ -1,4 +1,4 @@
-"""Models of few or bad rows decide nothing: what proposes is measured, or roofs are asked instead."""
+"""Models of few or bad rows decide nothing: what proposes is measured, or rooflines are asked instead."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rows(problems: int, noise: float) -> TrainingRows:
     return TrainingRows(table, known.roof.seconds * law * chance, np.full(len(found), 0.01), group)
 
 
-@pytest.mark.parametrize(("held", "roofs", "want"), [
+@pytest.mark.parametrize(("held", "rooflines", "want"), [
     ({"mape": 0.35, "within20": 0.4}, {"mape": 0.32}, Trust.ASIDE),
     ({"mape": 0.25, "within20": 0.55}, {"mape": 0.33}, Trust.ASKED),
     ({"mape": 0.10, "within20": 0.85}, {"mape": 0.33}, Trust.BELIEVED),
@@ -57,8 +57,8 @@ def rows(problems: int, noise: float) -> TrainingRows:
     ({"mape": 0.10, "within20": 0.85}, None, Trust.BELIEVED),
     (None, None, Trust.ASKED),
 ])  # fmt: skip
-def test_what_models_may_be_used_for(held: dict[str, float] | None, roofs: dict[str, float] | None, want: Trust) -> None:
-    found = judged({"held_out": held, "roofs": roofs})
+def test_what_models_may_be_used_for(held: dict[str, float] | None, rooflines: dict[str, float] | None, want: Trust) -> None:
+    found = judged({"held_out": held, "rooflines": rooflines})
     assert found.standing is want and found.because
 
 
@@ -74,7 +74,7 @@ def test_rows_decide(tmp_path: Path, problems: int, noise: float, want: Trust) -
         ahead = Foresight.of(store)
         aside = [n for n in store.notes if "left aside" in n]
     if want is Trust.ASIDE:
-        assert ahead is None and "roofs alone by" in aside[0]
+        assert ahead is None and "rooflines alone by" in aside[0]
     else:
         assert ahead is not None and not aside and ahead.believed is (want is Trust.BELIEVED)
     learned.forget()

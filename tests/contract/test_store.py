@@ -192,6 +192,22 @@ def test_steps_run_once_in_order(tmp_path: Path) -> None:
     assert Store(path, steps=(*STEPS, step(a), step(b))).info()["version"] == b and ran == [a, b]
 
 
+def test_older_names_become_those_of_today(tmp_path: Path) -> None:
+    """What an older program kept is found under the names that this one asks for."""
+    path = tmp_path / "p.sqlite"
+    with Store(path, steps=STEPS[:4]) as old:
+        facts = {"roofs": {"mape": 0.3}, "tells_ways_apart": True, "because": "roofs, by name"}
+        old.save_model("m", {"ways_roots": np.arange(3), "roots": np.arange(2)}, facts)
+        old.remember("borders", {"few rows | any size": [1.0, 0.5, 0.0]})
+        old.remember("other", {"k": [1.0]})
+    with Store.open(path) as new:
+        found = new.load_model("m")
+        assert found is not None and sorted(found.arrays) == ["roots", "tilings_roots"]
+        assert dict(found.facts) == {"rooflines": {"mape": 0.3}, "tells_tilings_apart": True, "because": "roofs, by name"}
+        assert new.remembered("breakpoints") == {"few rows | any size": [1.0, 0.5, 0.0]} and not new.remembered("borders")
+        assert new.remembered("other") == {"k": [1.0]} and new.info()["version"] == LAST
+
+
 def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     Store.open(path).record_measurements([row()])

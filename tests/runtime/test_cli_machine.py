@@ -57,7 +57,7 @@ def test_costs_say_that_a_model_was_left_aside_and_go_on(
         costs_module.show_costs(parse(GRAPH), [(64, 64)], as_json=True)
     found = json.loads(capsys.readouterr().out)
     learned.forget()
-    assert found["predictor"] == "roofs" and "predicted by roofs" in said
+    assert found["predictor"] == "rooflines" and "predicted by rooflines" in said
     assert ("left aside" in said) is not fits and bool(found["notes"]) is not fits
     told = CliRunner().invoke(app, ["hpm", "--store", str(place)])
     assert told.exit_code == 0 and ("left aside" in told.stdout) is not fits, told.output

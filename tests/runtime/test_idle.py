@@ -173,12 +173,12 @@ def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatc
 
             store.record_problem(p.key, show(p.graph), p.sizes[0])
     header = {"kind": "idle", "seconds": 200.0, **place.header()}
-    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Trust.ASIDE, "no better than roofs"))
+    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Trust.ASIDE, "no better than rooflines"))
     worse, _ = wire.checked(requests.answer(header, []))
     assert worse["measured"] >= 6 and not worse["left"] and worse["version"] is None, (
-        "no better than roofs: it is not kept"
+        "no better than rooflines: it is not kept"
     )
-    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Trust.ASKED, "better than roofs"))
+    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Trust.ASKED, "better than rooflines"))
     monkeypatch.setattr(idle_work, "_begun", {})
     answer, _ = wire.checked(requests.answer(header, []))
     assert answer["measured"] == 0 and not answer["left"] and answer["version"] == 1

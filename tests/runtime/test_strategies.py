@@ -108,7 +108,7 @@ def addressed(
     return before, after, fast
 
 
-EVIDENCE = {"source": "derived", "roofs": "guessed", "microjoules": 1.0, "energy_source": "estimated",
+EVIDENCE = {"source": "derived", "rooflines": "guessed", "microjoules": 1.0, "energy_source": "estimated",
             "counters": {"cycles": 1}, "counters_source": "derived"}  # fmt: skip
 INLINE = Settings(capture="inline", hot_calls=2)
 

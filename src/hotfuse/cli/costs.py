@@ -73,9 +73,11 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
         for g, c in found.costs.items()
     ]  # fmt: skip
     return {
-        "predictor": "roofs" if ahead is None else f"model {ahead.predictor.model.version}", "total_us": found.after.seconds * 1e6,
+        "predictor": "rooflines" if ahead is None else f"model {ahead.predictor.model.version}",
+        "total_us": found.after.seconds * 1e6,
         "groups": groups, "edges": [e.to_dict() for e in edges(found.graph, found.groups, sizes, kernel_cache().peaks)],
-        "decisions": [*layouts, *lines(found)], "notes": [f"{why}; predicted by roofs instead: hotfuse calibrate" for why in aside],
+        "decisions": [*layouts, *lines(found)],
+        "notes": [f"{why}; predicted by rooflines instead: hotfuse calibrate" for why in aside],
     }  # fmt: skip
 
 

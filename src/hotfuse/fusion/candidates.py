@@ -1,4 +1,4 @@
-"""What could be built instead of what there is: for each pair of neighbours several ways, each with reasons for and against.
+"""What could be built instead of what there is: for each pair of neighbours several variants, each with reasons for and against.
 
     vertical     a producer and its consumer, both over rows, as one kernel
     epilogue     arithmetic on the result of a product or convolution, inside it
@@ -211,7 +211,7 @@ class Generator:
                 yield again
 
     def _splits(self, g: Group, key: Key) -> Iterator[FusionCandidate]:
-        """Behind the heart, and where the least passes from one half to the other."""
+        """Behind the anchor, and where the least passes from one half to the other."""
         places: set[int] = set()
         anchors = [n for n, i in enumerate(g.nodes) if anchor_kind(self.index.graph.nodes[i]) != GroupKind.ROWS]
         if anchors and anchors[-1] + 1 < len(g.nodes):

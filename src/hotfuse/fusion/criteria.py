@@ -1,6 +1,6 @@
 """Whether two neighbouring kernels should be tried as one: four criteria, each a reason with its figures.
 
-    limits            one kernel has so many registers and so much fast memory, and one loop nest at its heart
+    limits            one kernel has so many registers and so much fast memory, and one anchor
     locality          what passes between them saves a trip to memory only where it does not stay in the cache anyway
     complementarity   a kernel that waits for memory and one that waits for arithmetic can hide each other
     parallelism       the fused loop must not have fewer iterations than there are threads

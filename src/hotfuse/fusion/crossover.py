@@ -1,6 +1,6 @@
 """Where no candidate is best for all sizes of a call: which one from where on.
 
-    found = crossovers(ways, "M", [1, 2, 4, ...], {}, predict)          library up to M = 6, one kernel up to 300, two beyond
+    found = crossovers(variants, "M", [1, 2, 4, ...], {}, predict)          library up to M = 6, one kernel up to 300, two beyond
 
 Predictions give the first intervals. Measurements at their ends move them: `refined` asks for a few sizes around each border and
 bisects.
@@ -122,7 +122,7 @@ def _few(table: np.ndarray, chosen: list[int]) -> list[int]:
 
 @dataclass(slots=True)
 class Shifts:
-    """How far measured borders lay from predicted ones, by the two ways that meet there: what the next prediction begins with."""
+    """How far measured breakpoints lay from predicted ones, by the variants that meet: what the next prediction begins with."""
 
     seen: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict[tuple[str, str], tuple[float, int]])
 
@@ -137,7 +137,7 @@ class Shifts:
         return math.exp(total / (count + 1))
 
     def corrected(self, found: Crossovers, names: Sequence[str]) -> Crossovers:
-        """Predicted borders where such borders were measured before; they stay in order."""
+        """Predicted breakpoints where such were measured before; they stay in order."""
         made = list(found.intervals)
         for n, (left, right) in enumerate(itertools.pairwise(found.intervals)):
             assert left.last is not None

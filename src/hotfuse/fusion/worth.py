@@ -15,7 +15,7 @@ from hotfuse.machine.energy import watts_per_core
 
 CAUTION = 0.5
 SHARED = 0.97
-"""The part of a prediction's error that two ways to compute the same thing have in common."""
+"""The part of a prediction's error that two variants of the same computation have in common."""
 BYTES_OF_A_SECOND = 1e9
 TIME_BESIDE_MEMORY = 0.05
 """What a second counts where memory is asked for."""

@@ -31,7 +31,7 @@ def kernel_name(problem: str, sizes: Mapping[str, int], core: CoreShape | None, 
 
 
 def problem_of(kernel: str) -> str:
-    """What all ways of one problem at the same sizes are called."""
+    """What all tilings of one problem at the same sizes are called."""
     return ":".join(kernel.split(":")[:2])
 
 

@@ -136,7 +136,7 @@ def fit(parts: Sequence[MachineRows], *, few: int = forest.BOOST_FROM_ROWS, seed
         "trees": len(made.forest.roots), "knows_machines": knows, "seconds": round(time.perf_counter() - started, 3),
         "held_out": model.accuracy(pooled.seconds, predicted) if count > 1 else {},
         "left_out": each if count > 1 else {},
-        "roofs": model.accuracy(pooled.seconds, pooled.found.roof.seconds) if count > 1 else {},
+        "rooflines": model.accuracy(pooled.seconds, pooled.found.roof.seconds) if count > 1 else {},
         "features": list(model.MANY_MACHINES if knows else model.INPUTS), "rows": list(ROW_NAMES), "kept": model.KEPT,
     }  # fmt: skip
     return replace(made, width=model.intervals(pooled.found.family, judged, off), facts=facts)

@@ -52,7 +52,7 @@ FOLDS = 3
 _CUT = np.array(
     [n in ("pointwise", "broadcast", "reduction", "contraction", "convolution") for n in FAMILIES], np.float64
 )
-"""Families that are cut in several ways."""
+"""Families that have several tilings."""
 LEAST_SAMPLES = 40
 """A model of fewer rows would know less than the roofline."""
 
@@ -76,7 +76,7 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """Rows with their measured times; those of one `group` are the same problem, cut in several ways."""
+    """Rows with their measured times; those of one `group` are the same problem in several tilings."""
 
     table: Matrix
     seconds: Vector
@@ -105,7 +105,7 @@ class PerformanceModel:
     version: int = 0
     rates: fitted.Rates = field(default_factory=lambda: fitted.NONE)
     tilings: Forest | None = None
-    """What tells the ways of one problem apart, where it was seen to help."""
+    """What tells the tilings of one problem apart, where it was seen to help."""
     knows_machines: bool = False
     """Whether the forest reads which machine a row is about (`hpm.fleet`)."""
 
@@ -178,7 +178,7 @@ def grown(
     machines: bool = False,
     support: Support | None = None,
 ) -> PerformanceModel:
-    """Rates, a forest for what they leave, and one for ways if cells are told; it knows nothing about its errors yet. `machines`:
+    """Rates, a forest for what they leave, and one for tilings if cells are told; it knows nothing of its errors yet. `machines`:
     the forest reads which machine each row is about."""
     own = len(seconds)
     if support is not None:
@@ -202,7 +202,7 @@ class Unseen:
     slow: Vector
     """Log factors by which they were slowed when they were measured."""
     helps: bool
-    """Whether a forest of ways makes predictions better."""
+    """Whether a forest of tilings makes predictions better."""
 
     @property
     def off(self) -> Vector:
@@ -225,7 +225,7 @@ def unseen(
 def _folded(
     samples: TrainingRows, at: Roofline, few: int, folds: int, seed: int, support: Support | None
 ) -> tuple[Vector, bool]:
-    """Predictions by models that saw no sample of the group, and whether a forest of ways makes them better."""
+    """Predictions by models that saw no sample of the group, and whether a forest of tilings makes them better."""
     found, weight, cell = derive(samples.table, at), weights(samples), tiling_residuals.cells(samples.table)
     fold = _folds(samples.group, folds, seed)
     plain = samples.seconds.copy()
@@ -270,9 +270,9 @@ def fit(
     scores = accuracy(samples.seconds, predicted)
     facts = {
         "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
-        "trees": len(made.forest.roots), "tells_ways_apart": told.helps,
+        "trees": len(made.forest.roots), "tells_tilings_apart": told.helps,
         "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
-        "roofs": accuracy(samples.seconds, found.roof.seconds),
+        "rooflines": accuracy(samples.seconds, found.roof.seconds),
         "slowed": phases.summary(told.slow),
         "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT, "threads": at.threads,
         "supported_by": 0 if support is None else len(support.seconds),
@@ -315,7 +315,7 @@ def save(store: Store, model: PerformanceModel, machine: int | None, name: str |
     """Keep a model; its version. It is named by its threads unless told."""
     arrays = {**model.forest.arrays(), "width": model.width, "rates": model.rates}
     if model.tilings is not None:
-        arrays |= model.tilings.arrays("ways_")
+        arrays |= model.tilings.arrays("tilings_")
     return store.save_model(name or named(int(model.facts.get("threads", 1))), arrays, model.facts, machine)
 
 
@@ -339,7 +339,7 @@ def restored(store: Store, found: StoredModel) -> PerformanceModel | None:
         return None
     try:
         trees = forest.from_arrays(found.arrays, len(reads))
-        apart = forest.from_arrays(found.arrays, len(reads), "ways_") if "ways_roots" in found.arrays else None
+        apart = forest.from_arrays(found.arrays, len(reads), "tilings_") if "tilings_roots" in found.arrays else None
         width, rates = found.arrays["width"], found.arrays["rates"]
     except (KeyError, ValueError) as e:
         store.notes.append(f"a stored model was left aside: {e}")

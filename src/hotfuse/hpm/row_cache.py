@@ -95,7 +95,7 @@ class RowCache:
         self._cores: dict[int, CoreShape] = {}
         """Kept alive: tiles are known by their core's identity."""
         self._tiles = row_lookup.KeyTable(1 + len(row_lookup.ANCHOR))
-        """Places of ways, by core and heart."""
+        """Places of tilings, by core and anchor."""
         self._tilings = _Table(len(_LIBRARY))
         """How candidates are cut; the first row stands for the library's kernels."""
         self._tilings.add(_LIBRARY)

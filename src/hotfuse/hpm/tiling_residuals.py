@@ -1,7 +1,7 @@
-"""Ways to cut one problem, told apart: what a forest of times misses, because problems differ by more than their ways do.
+"""Tilings of one problem, told apart: what a forest of times misses, because problems differ by more than their tilings do.
 
-cell    rows that are the same problem at the same sizes, cut in several ways
-target  what the model missed of each, less the cell's mean, to which quiet rows count more: problems cancel, ways remain
+cell    rows that are the same problem at the same sizes, in several tilings
+target  what the model missed of each, less the cell's mean, to which quiet rows count more: problems cancel, tilings remain
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hotfuse.hpm.forest import Forest, Table, Vector
 from hotfuse.hpm.work import COLUMN, TILING, Matrix
 
 MIN_CELL_ROWS = 60
-"""Rows in cells of several that a forest of ways is grown from."""
+"""Rows in cells of several that a forest of tilings is grown from."""
 BETTER = 0.97
 """It is kept where it leaves at most this part of the error within cells, on problems it had not seen."""
 TREES = {"n_estimators": 40, "max_depth": 14, "min_samples_leaf": 3, "max_features": 0.8}
-"""Deep, for ways differ in details; leaves of single rows would learn what a label happened to be."""
+"""Deep, for tilings differ in details; leaves of single rows would learn what a label happened to be."""
 Cells = npt.NDArray[np.int64]
 
 

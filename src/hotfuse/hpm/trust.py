@@ -40,9 +40,9 @@ def judged(facts: Mapping[str, Any]) -> Judged:
     """By what training wrote down; rooflines that an older program did not judge are taken for worse."""
     held = facts.get("held_out") or {}
     within, mine = (float(held.get(n, math.nan)) for n in ("within20", "mape"))
-    roofs = float((facts.get("roofs") or {}).get("mape", math.inf))
-    if math.isfinite(roofs) and not mine < roofs:
-        text = f"on problems it had not seen it is off by {mine:.0%}, roofs alone by {roofs:.0%}"
+    alone = float((facts.get("rooflines") or {}).get("mape", math.inf))
+    if math.isfinite(alone) and not mine < alone:
+        text = f"on problems it had not seen it is off by {mine:.0%}, rooflines alone by {alone:.0%}"
         return Judged(Trust.ASIDE, text)
     text = f"{within:.0%} of the kernels it had not seen are within 20%"
     if math.isnan(within):

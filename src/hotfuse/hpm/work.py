@@ -35,7 +35,7 @@ elements that change places with their neighbours, bytes of tables that nobody r
 the other, operators that take several tensors."""
 MAXIMA = ("product", "convolution", "attention", "recurrent", "reduction", "indexing", "rows", "depth", "window", "groups",
           "stride", "elements", "width", "most_moved", "narrow", "softmax", "norm", "extremum", "across")  # fmt: skip
-"""Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent; whether
+"""Per node, the largest: which kinds there are, extents of the anchor, the largest tensor and its innermost extent; whether
 reductions leave the innermost dim."""
 EDGES = ("bytes_in", "bytes_const", "bytes_out", "streams", "small_inputs", "strided", "element_bytes")
 TILING = ("lanes", "registers", "l2", "tile_height", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "kept_products",
@@ -83,7 +83,7 @@ class CoreShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """How the heart of a kernel is cut."""
+    """How the anchor of a kernel is cut."""
 
     rows: float
     """Of a block, on average: blocks of the same height make up the whole."""

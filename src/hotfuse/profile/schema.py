@@ -29,6 +29,7 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    update,
 )
 
 metadata = MetaData()
@@ -256,11 +257,24 @@ def _add_column(connection: Connection, table: Table, column: str) -> None:
         connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column}")
 
 
+def _renamed(connection: Connection) -> None:
+    """Facts, arrays and memories have the names that the program uses: rooflines, tilings, breakpoints."""
+    for table, column in ((hpm_models, "facts"), (partition_profiles, "evidence"), (subgraph_profiles, "evidence")):
+        for old, new in (('"roofs":', '"rooflines":'), ('"tells_ways_apart":', '"tells_tilings_apart":')):
+            text = table.c[column]
+            connection.execute(update(table).where(text.contains(old)).values({column: func.replace(text, old, new)}))
+    part = hpm_arrays.c.name
+    connection.execute(update(hpm_arrays).where(part.startswith("ways_", autoescape=True)).values(
+        name=func.replace(part, "ways_", "tilings_")))  # fmt: skip
+    connection.execute(update(memories).where(memories.c.name == "borders").values(name="breakpoints"))
+
+
 STEPS: tuple[Migration, ...] = (
     Migration(1, "machines, measurements, profiles, decisions, models, drift", _create),
     Migration(2, "groups that models were cut into, for calibration", _problems),
     Migration(3, "what came true of predictions; why a partition is slow", _memories),
     Migration(4, "profiles by what a partition computes, and where rows come from", _fleet),
+    Migration(5, "names of facts, arrays and memories", _renamed),
 )
 TABLES = (origins, *FIRST, problems, memories, subgraph_profiles, cursors)
 """Every table, for whoever goes through all of them."""

@@ -41,7 +41,7 @@ MOST_BYTES = 384 << 20
 MOST_IDLE_BYTES = 96 << 20
 """The same for what is measured in idle time, beside a model that serves."""
 OTHER_TILES, OTHER_VECTORS = 0.6, 0.9
-"""How often a problem is measured cut in other ways, with and without a product: ways are only told apart by those."""
+"""How often a problem is measured in other tilings, with and without a product: tilings are only told apart by those."""
 TRAIN_S = 16.0
 """What is kept of the budget for training."""
 COMPILE_TIMEOUT_S = 60.0
@@ -74,7 +74,7 @@ Progress = Callable[[float, Report], None]
 
 
 def items(problems: Iterable[Problem], core: Core) -> Iterator[Item]:
-    """What is made of each problem: its kernel, often also cut in other ways, in two parts, and by the library."""
+    """What is made of each problem: its kernel, often also in other tilings, in two parts, and by the library."""
     for problem in problems:
         r = random.Random(problem.key)
         yield Item(problem, core)

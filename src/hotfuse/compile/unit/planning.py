@@ -32,7 +32,7 @@ KINDS = frozenset(CandidateKind) - {CandidateKind.LIBRARY, CandidateKind.LAYOUT}
 class Gate:
     """What stands in for a trained model: rooflines that propose, contests that decide about groups and about layouts."""
 
-    roofs: Predictor
+    rooflines: Predictor
     contest: Contest
     layouts: Contest | None = None
 
@@ -47,7 +47,7 @@ def arranged(
 ) -> tuple[Graph, list[str]]:  # fmt: skip
     """A graph in the layouts that pay, before groups are formed, and the decisions; by rule where nobody can predict."""
     ahead = foresight()
-    predict = Trained(ahead.predictor) if ahead is not None else gate.roofs if gate is not None else None
+    predict = Trained(ahead.predictor) if ahead is not None else gate.rooflines if gate is not None else None
     if predict is None:
         return with_own_operands(channels_last(graph)), []
     engine = FusionPlanner(predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers)
@@ -67,7 +67,7 @@ def adjusted(
         if ahead is not None and (ahead.believed or gate is not None):
             predict = Trained(ahead.predictor)
         elif gate is not None:
-            predict = gate.roofs
+            predict = gate.rooflines
         else:
             return graph, tuple(groups), []
         if gate is not None and (ahead is None or not ahead.believed):

@@ -1,4 +1,4 @@
-"""The ways in which a group whose sizes only a call tells could be computed, and the size that decides between them.
+"""The variants in which a group whose sizes only a call tells could be computed, and the size that decides between them.
 
     any size     the kernel that there is
     few rows     a product of two activations that reads its right side where it lies: at most so many rows, nothing is laid out
@@ -46,7 +46,7 @@ PAIRS_WASTE, PLAIN_WASTE = 0.5, 0.75
 
 @dataclass(frozen=True, slots=True)
 class VariantQuestion:
-    """A group, the size that decides, and its ways, of which the first is the one that there is."""
+    """A group, the size that decides, and its variants, of which the first is the one that there is."""
 
     size: Sym
     variants: tuple[Variant, ...]

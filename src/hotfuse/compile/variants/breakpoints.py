@@ -1,6 +1,6 @@
-"""How far measured borders between kernels lay from predicted ones, remembered over processes: the next prediction begins there.
+"""How far measured breakpoints of kernels lay from predicted ones, remembered over processes: the next prediction begins there.
 
-    "few rows | any size"   [borders seen, sum of log(measured / predicted), 0]
+    "few rows | any size"   [breakpoints seen, sum of log(measured / predicted), 0]
 
 Counts add up in the store, so many processes may learn at once; without one, a process remembers for itself.
 """
@@ -12,7 +12,7 @@ import math
 from hotfuse.compile.learn.learned import notes
 from hotfuse.fusion.crossover import Shifts
 
-NAME = "borders"
+NAME = "breakpoints"
 _BETWEEN = " | "
 
 
@@ -30,7 +30,7 @@ def known(own: Shifts) -> Shifts:
 
 
 def learn(own: Shifts, variants: tuple[str, str], predicted: int, measured: int) -> None:
-    """A border was measured."""
+    """A breakpoint was measured."""
     own.learn(variants, predicted, measured)
     kept = notes()
     if kept is not None and kept.place.record:

@@ -3,7 +3,7 @@
     rows of zeros: skipped from 31% on; predicted 12%; measured 0%: 210 / 245 us, 25%: 211 / 200 us, ...
 
 The share from which on leaving out pays is predicted first, from what the product takes and what looking at and gathering rows
-does. Measured times of both sides at a few shares replace it; what predictions were off by is remembered like other borders.
+does. Measured times of both sides at a few shares replace it; what predictions were off by is remembered like other breakpoints.
 """
 
 from __future__ import annotations

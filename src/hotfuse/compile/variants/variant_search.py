@@ -1,8 +1,8 @@
 """Several kernels for one group, in the worker: predicted to cross, built, found right on both sides, measured around the crossing.
 
-A group whose sizes only a call tells has several ways (`compile.variants.alternatives`). Nothing is built unless two of them
+A group whose sizes only a call tells has several variants (`compile.variants.alternatives`). Nothing is built unless two of them
 are predicted to be best at sizes that calls may bring. What is built then has to agree with the library and to be faster where
-it is meant to serve; measured borders replace predicted ones and correct the next prediction.
+it is meant to serve; measured breakpoints replace predicted ones and correct the next prediction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hotfuse.tile.text import show as show_kernel
 
 PASSES = 5
 POINT_S = 0.08
-"""Most seconds for measuring all ways at one size."""
+"""Most seconds for measuring all variants at one size."""
 BUDGET_S = 0.25
 """Seconds that a plan waits for a group's question: what is not built by then is left out, and sizes that are not measured are
 judged by the nearest that is."""
@@ -66,7 +66,7 @@ class VariantDecision:
 
 
 shifts = Shifts()
-"""How far measured borders lay from predicted ones, in this process."""
+"""How far measured breakpoints lay from predicted ones, in this process."""
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class VariantSearch:
     def _buildable(
         self, question: VariantQuestion, variants: Sequence[Variant], within: SizeRange
     ) -> tuple[list[Variant], Crossovers]:
-        """The ways without those that have no kernel where they are predicted to be best, and the prediction for what is left."""
+        """The variants without those that have no kernel where they are predicted to be best, and the prediction for the rest."""
         found = list(variants)
         predicted = self._predicted(question, found, within)
         while dropped := [
@@ -193,7 +193,7 @@ class VariantSearch:
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     def _timed(self, question: VariantQuestion, variants: Sequence[Variant], n: int) -> dict[str, float]:
-        """Seconds of all ways at a size, taken in turns."""
+        """Seconds of all variants at a size, taken in turns."""
         if any(w.name not in self.times.get(n, {}) for w in variants):
             near = [m for m, seen in self.times.items() if all(w.name in seen for w in variants)]
             if near and time.perf_counter() > self.until:
@@ -217,7 +217,7 @@ class VariantSearch:
     def _decided(
         self, question: VariantQuestion, variants: Sequence[Variant], predicted: Crossovers, within: SizeRange, before: str
     ) -> VariantDecision | None:
-        """The measured decision; None where a way lost wherever it was meant to serve, and the others have to be asked anew."""
+        """The measured decision; None where a variant lost wherever it was meant to serve, and the others have to be asked anew."""
         used = sorted({i.variant for i in predicted.intervals} | {n for n, w in enumerate(variants) if w.name == ANY_SIZE})
         some = [variants[n] for n in used]
         better = refined(

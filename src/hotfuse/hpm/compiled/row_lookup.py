@@ -1,7 +1,7 @@
-"""Where the rows of candidates' parts are, looked up natively for a batch: parts are known by identity, ways by their numbers.
+"""Where the rows of candidates' parts are, looked up natively for a batch: parts are known by identity, tilings by their numbers.
 
 places  nodes, inputs, params and outputs of each candidate, at its sizes -> rows of the book's tables
-ways    a candidate's core and the extents of its heart -> a row of the book's ways
+tilings a candidate's core and the extents of its anchor -> a row of the cache's tilings
 
 What is not found is left to the book, which asks objects in Python and puts what it learned here. All loops hold the interpreter
 lock and read objects that the candidates keep alive.
@@ -210,7 +210,7 @@ def placed(ids: Words, sized: Words, index: Words, total: int) -> tuple[Words, W
     return places, missed
 
 
-# --- ways --------------------------------------------------------------------------------------------------------------------
+# --- tilings -----------------------------------------------------------------------------------------------------------------
 
 
 def _anchors(w: FunctionWriter, row: str) -> list[str]:
@@ -255,9 +255,9 @@ def _cutting() -> native.NativeFunction:
 
 
 def cut(ids: Words, table: Matrix, index: Words, tilings: Matrix, threads: Matrix) -> tuple[Matrix, Words]:
-    """Fill the columns of how candidates are cut; `index` is no newer than `tilings`. Their hearts, and which are not known."""
+    """Fill the columns of how candidates are cut; `index` is no newer than `tilings`. Their anchors, and which are not known."""
     if tilings.shape[1] != CUT or table.shape[1] != len(NAMES):
-        raise InternalError(f"ways of {tilings.shape[1]} columns for rows of {table.shape[1]}")
+        raise InternalError(f"tilings of {tilings.shape[1]} columns for rows of {table.shape[1]}")
     anchors, missed = np.empty((len(ids), len(ANCHOR))), np.zeros(len(ids), np.int64)
     _cutting()(ids, len(ids), table, index, len(index) - 1, tilings, threads, anchors, missed)
     return anchors, missed

@@ -134,10 +134,10 @@ class _Kernel:
     def lowered(self) -> Lowered:
         problem: CannotLower | None = None
         folded = any(n.op.startswith("lower.reduce.") for n in self.graph.nodes)
-        ways = (("reduction", False), ("output", False), ("output", True))
+        attempts = (("reduction", False), ("output", False), ("output", True))
         self.often = read_often(self.graph)
         for attempt in (self._in_stages,) if self.often else (self._with, self._in_stages):
-            for around, scalar in ways if folded else ways[1:]:
+            for around, scalar in attempts if folded else attempts[1:]:
                 try:
                     return attempt(around, scalar)
                 except CannotLower as e:

@@ -2,7 +2,7 @@
 
     conv1d(x, w, padding=1, groups=C)   ->   p = x with zeros around, stored;  p[:, :, 0:] * w[:, 0] + p[:, :, 1:] * w[:, 1] + ...
 
-Vectors run along pixels, which lie side by side here; with channels innermost they run along channels (`conv_own`). The borders
+Vectors run along pixels, side by side here; with channels innermost they run along channels (`cpu.conv.depthwise`). The borders
 are stored with the image, so that no place has to be checked. A window of many places runs in a loop.
 """
 

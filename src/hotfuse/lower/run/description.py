@@ -79,7 +79,7 @@ class ChoiceStep:
 
     size: Dim
     ends: tuple[int, ...]
-    """Rising, each included in the way before it; one fewer than ways."""
+    """Rising, each included in the variant before it; one fewer than variants."""
     variants: tuple[Call | None, ...]
 
     @property
@@ -261,7 +261,7 @@ def within(step: Step) -> tuple[Step, ...]:
 
 
 def calls(steps: Sequence[Step]) -> Iterator[Call]:
-    """Every call, those in branches too; of several ways the first, whose counters the others share."""
+    """Every call, those in branches too; of several variants the first, whose counters the others share."""
     for step in steps:
         if isinstance(step, Call):
             yield step
@@ -272,7 +272,7 @@ def calls(steps: Sequence[Step]) -> Iterator[Call]:
 
 
 def entered(steps: Sequence[Step]) -> Iterator[Call]:
-    """Every call that a run may make: all ways of choices."""
+    """Every call that a run may make: all variants of choices."""
     yield from calls(steps)
     for choice in choices(steps):
         yield from (w for w in choice.variants if w is not None)

@@ -174,7 +174,7 @@ def _finding(q: PartitionQuestion, said: Mapping[str, Any], version: int) -> Fin
     us = q.seen.p50 * 1e-3
     evidence: dict[str, Any] = {
         "utilization": dict(said["utilization"]), "overhead": said["overhead"], "source": said["source"],
-        "roofs": "measured" if said["measured_rooflines"] else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
+        "rooflines": "measured" if said["measured_rooflines"] else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
     }  # fmt: skip
     return Finding(q.tier, q.index, q.name, q.shapes, us, q.share, Bottleneck(said["bottleneck"]), str(said["because"]),
                    said["predicted_us"], version, evidence)  # fmt: skip

@@ -56,9 +56,9 @@ class BranchBet:
         cold = BranchSide(self.cold, self.given)
         telling = partial(betting, self.prefix.run, self.takes, self.condition, sides, cold, self.outcomes, ask)
         run = telling()
-        ways = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
+        told = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
         bet, outcomes = Condition(self.name, telling), self.outcomes
-        return composed(graph, run, "bets", "; ".join(ways), list(self.hot.values()), notes=ways, bet=bet,
+        return composed(graph, run, "bets", "; ".join(told), list(self.hot.values()), notes=told, bet=bet,
                         counts=(AttemptKey(BRANCH, self.name), lambda: BetCount(outcomes.hits, outcomes.misses)))  # fmt: skip
 
 
@@ -113,9 +113,9 @@ def _straight(graph: Graph, calls: Sequence[Call], make: Make, plain: Make, dept
     for at in conditions(graph) if depth else ():
         guess = speculate(graph, at, outcome=True)
         prefix = plain(guess.prefix, calls)
-        ways = {way for way in (True, False) if _inside(graph, guess, prefix, calls, outcome=way)}
-        if len(ways) == 1:
-            outcome = ways.pop()
+        outcomes = {o for o in (True, False) if _inside(graph, guess, prefix, calls, outcome=o)}
+        if len(outcomes) == 1:
+            outcome = outcomes.pop()
             cut = guess if outcome else speculate(graph, at, outcome=False)
             inside = _inside(graph, cut, prefix, calls, outcome=outcome)
             hot = _straight(cut.hot, inside, make, plain, depth - 1)

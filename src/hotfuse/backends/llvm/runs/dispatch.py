@@ -57,7 +57,7 @@ def emit_leaving(fn: Fn, steps: Sequence[Step], control: str) -> None:
 
 
 def check(choice: ChoiceStep) -> None:
-    """Raises InternalError where ends and ways do not fit each other."""
+    """Raises InternalError where ends and variants do not fit each other."""
     rising = all(a < b for a, b in zip(choice.ends, choice.ends[1:], strict=False))
     if len(choice.variants) != len(choice.ends) + 1 or not rising or all(w is None for w in choice.variants):
         raise InternalError(f"{len(choice.variants)} variants with the ends {list(choice.ends)}")
