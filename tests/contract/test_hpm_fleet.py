@@ -103,9 +103,9 @@ def test_a_machine_that_nobody_measured_is_predicted_and_samples_correct_it(tabl
         new = next(p for p in fleet.machines(store) if p.name not in made.facts["left_out"])
         others = fleet.machines(store, without=new.machine)
     assert judged(made.facts).standing is Trust.BELIEVED and made.facts["held_out"]["mape"] < 0.1
-    roofs = model.accuracy(new.rows.seconds, derive(new.rows.table, new.at).roof.seconds)["mape"]
+    alone = model.accuracy(new.rows.seconds, derive(new.rows.table, new.at).roof.seconds)["mape"]
     before = score(made, new)
-    assert before < 0.45 and before < roofs
+    assert before < 0.45 and before < alone
     own = new.rows.pick(np.arange(0, len(new.rows), 4))
     supported = model.grown(derive(own.table, new.at), own.seconds, model.weights(own), support=fleet.support(others))
     alone = model.grown(derive(own.table, new.at), own.seconds, model.weights(own))
