@@ -56,6 +56,7 @@ class Why(StrEnum):
     RUN_FAILED = "the captured graph raised an error"
     LEARNING_FAILED = "what a call showed could not be taken in"
     BACKGROUND_FAILED = "background work raised an error"
+    NO_DEVICE = "there is no device to run on"
     NO_MAPPING = "the operator has no mapping of its own"
     RECURS = "it recurs in enough calls to be compiled for"
     REGRESSED = "it is slower than what it replaced"

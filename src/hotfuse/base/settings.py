@@ -21,6 +21,7 @@ Workers = Literal["auto", "fork", "spawn"]
 Padding = Literal["exact", "ignore", "keep"]
 Caches = Literal["grow", "copy"]
 Weights = Literal["watched", "checked", "frozen"]
+Devices = Literal["same", "auto"]
 
 
 BF16_RTOL = 2e-2
@@ -53,6 +54,9 @@ class Settings:
     padding: Padding = "exact"
     """Batches with an attention mask: `exact` leaves padded rows out where no output shows them; `ignore` also where outputs do,
     which may then be 0 at padded rows; `keep` computes every row."""
+    devices: Devices = "same"
+    """`same`: models run where their tensors are. `auto`: a model of the host may run on a CUDA device, with copies of its weights
+    there, where live calls are faster so, copies of inputs and results included."""
     tiers: int = 2
     """The highest tier to try: 0 stays on library kernels, 1 adds generated ones, 2 those that bet on what recurs."""
     hot_calls: int = 3
@@ -172,6 +176,7 @@ _ENV = {
     "HOTFUSE_PROFILES": "profiles",
     "HOTFUSE_PERF_MAP": "perf_map",
     "HOTFUSE_WORKERS": "workers",
+    "HOTFUSE_DEVICES": "devices",
     "HOTFUSE_CACHE": "cache",
     "HOTFUSE_CACHE_BYTES": "cache_bytes",
     "HOTFUSE_CACHE_KEY": "cache_key",
@@ -209,6 +214,10 @@ def from_env(environ: Mapping[str, str] | None = None) -> Settings:
         elif name == "workers":
             if text not in ("auto", "fork", "spawn"):
                 raise InputError(f"{var}={text!r} is no way to start workers", hint="auto, fork or spawn")
+            changes[name] = text
+        elif name == "devices":
+            if text not in ("same", "auto"):
+                raise InputError(f"{var}={text!r} does not say where models may run", hint="same or auto")
             changes[name] = text
         else:
             changes[name] = text

@@ -35,6 +35,10 @@ DEVICE_KERNELS = AttemptKey("device kernels")
 """Kernels generated for an accelerator, instead of the library's."""
 
 
+PLACED = AttemptKey("device")
+"""A model of the host on a device, between transfers, where the settings allow that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Specialization:
     """A row."""

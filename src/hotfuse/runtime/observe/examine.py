@@ -21,6 +21,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.request_bodies import ProfileRequest, Request
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
 from hotfuse.runtime.observe.call_sampler import CallSampler
@@ -98,10 +99,11 @@ class Examiner:
                 log.count("examinations_failed")
                 return
             try:
-                if (found := findings(asked, answer)) and entry is not None:
-                    recorder.found(entry.baseline.graph, found, asked)
-                    log.count("examinations")
-                    entry.findings = found  # whoever sees them finds them counted and kept
+                with background_priority():  # it makes many objects: a full collection would stop every call for a quarter of a second
+                    if (found := findings(asked, answer)) and entry is not None:
+                        recorder.found(entry.baseline.graph, found, asked)
+                        log.count("examinations")
+                        entry.findings = found  # whoever sees them finds them counted and kept
             except Exception as e:  # in a thread of the pool, which would print it
                 log.count("examinations_failed")
                 log.decide(Action.NOTICE, Why.BACKGROUND_FAILED, "what partitions took", error=error_text(e))

@@ -107,6 +107,8 @@ class OwnKind:
     refused: str = ""
     calls: int = 0
     next_look: int = 0
+    looked: int = 0
+    """The call that was timed last."""
     used: float = 0.0
 
 
@@ -226,9 +228,10 @@ class OwnRecordings:
                 self._decided(kind, contest.trial)
         elif audit is not None:
             if not turn:
-                audit.note(kind.calls, (), spent, 1)
+                audit.note(kind.calls, (), spent, max(1, kind.calls - kind.looked))
             elif audit.took(kind.calls, key, side, spent, 0.0):
                 self._slower(kind, audit)
+            kind.looked = kind.calls
             after = interval(kind.calls, self._settings.watch_rate, spent, 0.0)
             kind.next_look = min(kind.calls + after, max(audit.at, kind.calls + 1))
         return result

@@ -58,7 +58,17 @@ from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
 from hotfuse.runtime.tierup.tiers import is_hot
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS
-from hotfuse.specialize.table import DEVICE_KERNELS, LAYERED, NAMES, PADDING, SIZES, TIER1, ZERO_ROWS, AttemptKey
+from hotfuse.specialize.table import (
+    DEVICE_KERNELS,
+    LAYERED,
+    NAMES,
+    PADDING,
+    PLACED,
+    SIZES,
+    TIER1,
+    ZERO_ROWS,
+    AttemptKey,
+)
 
 STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
 DEVICE_WARM_UPS = 2
@@ -157,6 +167,13 @@ class Improver:
             return
         if _on_device(entry):
             self._consider_device(site, entry)
+            return
+        if PLACED in entry.plan.layers:
+            return  # what follows is for the host's cores
+        if settings.devices == "auto" and PLACED not in entry.refused:
+            from hotfuse.runtime.tierup.placement import placed_elsewhere
+
+            self._attempt(entry, PLACED, partial(placed_elsewhere, self._context, entry))
             return
         for serving in (entry.plan, *entry.versions.values()):
             self._notice_sides(entry, serving)
@@ -368,7 +385,7 @@ class Improver:
 
         # A proof is against the baseline, on calls as they come: rounds for tier 1, not for what is meant for some of them only.
         before = proof.rounds if tier == 1 and old is entry.baseline else ()
-        warm_ups = DEVICE_WARM_UPS if _on_device(entry) else 0
+        warm_ups = DEVICE_WARM_UPS if _on_device(entry) or key == PLACED else 0
         contest = PlanContest(old, better, own=own, signature=attempt.signature, meant=attempt.meant, warm_ups=warm_ups)
         seen = shown if old is entry.baseline else as_served(shown, entry.trade)
         trial, trade = self._race(entry, contest, begin_contest, calls[0], before, seen)

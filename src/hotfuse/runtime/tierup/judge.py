@@ -28,6 +28,7 @@ from hotfuse.runtime.tierup.lull import POLL_S, Lull
 from hotfuse.runtime.tierup.objective import Race
 from hotfuse.runtime.tierup.own_code import decided
 from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, HALVED, Trial
+from hotfuse.specialize.table import PLACED
 
 LIVE_S, MOST_LIVE_S, MIN_ROUNDS = 20.0, 120.0, 8
 """Seconds that live calls have to decide; slow ones have longer, until there are a few rounds."""
@@ -63,7 +64,8 @@ class Judge:
         """
         lull = Lull()
         found = Trial(0.0, 0.0, 0, won=False, decided=False, by="nothing: calls never paused")
-        here = not any(t.is_cuda for t in call)  # what a device replays is recorded by calls, not beside (`backends.cuda`)
+        # what a device replays is recorded by calls, not beside (`backends.cuda`)
+        here = PLACED not in contest.new.layers and not any(t.is_cuda for t in call)
         live = "clock" not in how and not (here and self._badly(entry, contest, glance(old, new, call, seen)))
         handicap, begun = _handicap(entry, contest), time.monotonic()
         while not self.plans.closed and not _late(contest, begun, live=live):
