@@ -99,7 +99,7 @@ class Examiner:
                 log.count("examinations_failed")
                 return
             try:
-                with background_priority():  # it makes many objects: a full collection would stop every call for a quarter of a second
+                with background_priority():  # many objects: a full collection would stop every call for a quarter of a second
                     if (found := findings(asked, answer)) and entry is not None:
                         recorder.found(entry.baseline.graph, found, asked)
                         log.count("examinations")
