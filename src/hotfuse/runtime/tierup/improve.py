@@ -213,8 +213,11 @@ class Improver:
         if entry.symbols:
             self._consider_rows(site, entry, (SIZES,))
         elif DEVICE_KERNELS not in entry.plan.layers and DEVICE_KERNELS not in entry.refused:
+            from hotfuse.runtime.tierup.rows import packs_later
             from hotfuse.runtime.tierup.tier2 import with_device_kernels
 
+            if self._specializes and packs_later(self._context, entry):
+                return  # kernels for all rows would take the time in which those for live rows are made
             self._attempt(entry, DEVICE_KERNELS, partial(with_device_kernels, self._context, entry))
 
     def _reopen(self, site: Site, entry: Entry, stamp: tuple[int, ...]) -> None:

@@ -133,10 +133,21 @@ def _open_mask(context: AttemptContext, site: Site, entry: Entry) -> Proposal | 
 
 def packs(context: AttemptContext, entry: Entry) -> bool:
     """Whether live rows of padded batches are worth a look: calls bring a mask, and nobody looked in vain."""
-    if AttemptKey(table.PADDING) in entry.refused or context.plans.settings.padding == "keep":
-        return False
-    graph, samples = entry.baseline.graph, entry.samples
-    return may_be_padded(graph) and enough_seen(graph, samples.taken, samples.several(MIN_CALLS))
+    return _may_pack(context, entry) and _masks_seen(entry)
+
+
+def packs_later(context: AttemptContext, entry: Entry) -> bool:
+    """Whether that is not known yet: the next kept calls will tell."""
+    return not any(isinstance(x, PaddingLayer) for x in entry.layers) and _may_pack(context, entry) and not _masks_seen(entry)
+
+
+def _may_pack(context: AttemptContext, entry: Entry) -> bool:
+    refused = AttemptKey(table.PADDING) in entry.refused or context.plans.settings.padding == "keep"
+    return not refused and may_be_padded(entry.baseline.graph)
+
+
+def _masks_seen(entry: Entry) -> bool:
+    return enough_seen(entry.baseline.graph, entry.samples.taken, entry.samples.several(MIN_CALLS))
 
 
 def _padding(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
