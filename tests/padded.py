@@ -61,6 +61,14 @@ class PaddedEncoder(nn.Module):
                     return scores.softmax(-1) @ v
                 hidden = torch.where(keys.bool(), bias, torch.finfo(q.dtype).min)
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden, scale=1.0)
+            case "biased, for each" | "biased behind":  # as MPNet does: for every sequence, and the mask by itself
+                places = torch.arange(mask.shape[1])
+                bias = self.far(places[None, :] - places[:, None] + self.places.shape[1]).permute(2, 0, 1)[None]
+                bias = bias.expand(mask.shape[0], -1, -1, -1).contiguous()
+                hidden = (1.0 - keys.to(q.dtype)) * torch.finfo(q.dtype).min
+                added = (bias, hidden) if self.attends == "biased, for each" else (hidden, bias)
+                scores = q @ k.transpose(-1, -2) / 4.0 + added[0] + added[1]
+                return scores.softmax(-1) @ v
             case "causal" | "causal, grouped":  # as transformers builds it
                 rows, places = torch.arange(mask.shape[0]), torch.arange(mask.shape[1])
                 seen = places[None, None, None, :] <= places[None, None, :, None]

@@ -66,7 +66,7 @@ def test_every_spelling_of_a_mask(attends: str) -> None:
         assert_right(model, found, plan, batch(3, 16, share))
 
 
-@pytest.mark.parametrize("attends", ["biased", "biased, chosen"])
+@pytest.mark.parametrize("attends", ["biased", "biased, chosen", "biased, for each", "biased behind"])
 def test_a_bias_is_read_at_live_rows(attends: str) -> None:
     model = PaddedEncoder(attends)
     entry = captured(model, batch, False)

@@ -53,13 +53,16 @@ class Written:
     """Whether a bool mask is true where a key does not count."""
     empty_is_nan: bool
     """Whether a query without any key left gives NaN, as a plain softmax does, or 0."""
+    bias: Value | None = None
+    """Added to the scores before the mask is, or behind it."""
 
 
-def written(graph: Graph) -> tuple[Written, ...]:
-    """Every attention that a graph spells out, in the order of their last nodes."""
+def written(graph: Graph, *, biased: bool = False) -> tuple[Written, ...]:
+    """Every attention that a graph spells out, in the order of their last nodes; with `biased`, those too that add two values to
+    their scores, a bias and a mask."""
     if not any(packet(n.op) in _SOFTMAX for n in graph.nodes):
         return ()
-    view = _View(graph)
+    view = _View(graph, biased=biased)
     found = [_match(view, i) for i, n in enumerate(graph.nodes) if packet(n.op) in _PRODUCTS]
     return tuple(w for w in found if w is not None)
 
@@ -67,8 +70,8 @@ def written(graph: Graph) -> tuple[Written, ...]:
 class _View:
     """Who makes and who reads a value."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.nodes = graph.nodes
+    def __init__(self, graph: Graph, *, biased: bool = False) -> None:
+        self.nodes, self.biased = graph.nodes, biased
         self.maker, self.readers = makers(graph), readers(graph)
         self.returned = {v.name for v in output_values(graph)}
 
@@ -88,6 +91,7 @@ class _Found:
     scale: float = 1.0
     mask: Value | None = None
     hides: bool = False
+    bias: Value | None = None
 
 
 def _match(view: _View, last: int) -> Written | None:
@@ -105,7 +109,7 @@ def _match(view: _View, last: int) -> Written | None:
     if q is None or k is None or not _fits(_shape(q), _shape(k), _shape(v), _shape(found.mask) if found.mask else ()):
         return None
     nodes = tuple(sorted(set(found.nodes)))
-    return Written(nodes, q, k, v, found.scale, found.mask, found.hides, empty_is_nan)
+    return Written(nodes, q, k, v, found.scale, found.mask, found.hides, empty_is_nan, found.bias)
 
 
 def _softmax(view: _View, p: object, found: _Found) -> tuple[int, bool]:
@@ -145,13 +149,13 @@ def _scores(view: _View, value: object, reader: int, found: _Found) -> int:
             return -1
         found.nodes.append(at)
         return at
-    before = (found.scale, found.mask, found.hides, list(found.nodes))
+    before = (found.scale, found.mask, found.hides, found.bias, list(found.nodes))
     for inner in _undone(view, node, at, found):
         found.nodes.append(at)
         product = _scores(view, inner, at, found)
         if product >= 0:
             return product
-        found.scale, found.mask, found.hides, found.nodes = (*before[:3], list(before[3]))
+        found.scale, found.mask, found.hides, found.bias, found.nodes = (*before[:4], list(before[4]))
     return -1
 
 
@@ -161,13 +165,17 @@ def _undone(view: _View, node: Node, at: int, found: _Found) -> list[object]:
     if op in ("aten.mul", "aten.div") and _is_factor(args[1]) and not node.attrs:
         found.scale *= args[1] if op == "aten.mul" else 1 / args[1]
         return [args[0]]
-    if found.mask is not None or found.scale != 1:
+    second = view.biased and op == "aten.add" and found.bias is None
+    if (found.mask is not None and not second) or found.scale != 1:
         return []  # what is added before a scale is scaled as well
     full = _shape(node.outs[0])
     if op == "aten.add" and not node.attrs and all(isinstance(a, Value) for a in args):
         for score, mask in ((args[0], args[1]), (args[1], args[0])):
             if isinstance(score, Value) and isinstance(mask, Value) and _shape(score) == full and _leads(view, score, at):
-                _set_mask(view, mask, at, found)
+                if found.mask is None:
+                    _set_mask(view, mask, at, found)
+                else:
+                    found.bias = mask
                 return [score]
         return []
     if op == "aten.masked_fill" and args[2] == -math.inf and isinstance(args[1], Value):
@@ -185,7 +193,14 @@ def _is_factor(arg: object) -> TypeGuard[float]:
 
 
 def _leads(view: _View, value: Value, reader: int) -> bool:
-    """Whether a value looks like scores: a product, perhaps scaled."""
+    """Whether a value looks like scores: a product, perhaps scaled; where biases are looked for, perhaps with something added."""
+    at = view.inner(value, [reader])
+    if view.biased and at >= 0 and packet(view.nodes[at].op) == "aten.add" and not view.nodes[at].attrs:
+        return any(isinstance(x, Value) and _scaled_product(view, x, at) for x in view.nodes[at].args[:2])
+    return _scaled_product(view, value, reader)
+
+
+def _scaled_product(view: _View, value: Value, reader: int) -> bool:
     at = view.inner(value, [reader])
     while at >= 0 and packet(view.nodes[at].op) in ("aten.mul", "aten.div"):
         at = view.inner(view.nodes[at].args[0], [at])

@@ -231,7 +231,14 @@ class RowDemands:
                 made = self._fused(node)
                 if made is not None:
                     found[i] = made
-        for w in written(self.graph):
+        for w in written(self.graph, biased=True):
+            if w.mask is not None and w.bias is not None:
+                added = next((b for b, m in ((w.bias, w.mask), (w.mask, w.bias)) if self._hides_only(m, w.q, w.v)), None)
+                if not w.hides and added is not None and (bias := self._alike(added, w.q)) is not None:
+                    found[w.nodes[-1]] = MaskedAttention(
+                        w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], bias=bias
+                    )
+                continue
             causal = self._hides(w.mask, inverted=w.hides, q=w.q, v=w.v)
             if causal is None and not w.hides and (bias := self._biased(w.mask, w.q, w.v)) is not None:
                 found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], bias=bias)
@@ -283,11 +290,31 @@ class RowDemands:
             return None
         node = self.graph.nodes[at]
         for bias, hidden in self._parts(node):
-            shape = shape_of(bias)
-            wide = len(shape) == 4 and shape[0] == 1 and shape[1] in (1, shape_of(q)[1]) and shape[2:] == (self.mask.rows,) * 2
-            if wide and bias.name not in self.facts and self._adds_nothing(hidden):
-                return bias
+            if self._adds_nothing(hidden) and (alike := self._alike(bias, q)) is not None:
+                return alike
         return None
+
+    def _hides_only(self, mask: Value, q: Value, v: Value) -> bool:
+        """Whether a value that is added to scores does nothing but hide dead keys; on CPUs, of queries and keys that are rows."""
+        if not isinstance(q.type, TensorType) or q.type.device != "cpu" or len(shape_of(q)) != 4 or len(shape_of(mask)) != 4:
+            return False
+        if shape_of(v)[2] != self.mask.rows or shape_of(q)[2] != self.mask.rows:
+            return False
+        fact = self.facts.get(mask.name)
+        return fact is not None and self._adds_nothing(fact)
+
+    def _alike(self, bias: Value, q: Value) -> Value | None:
+        """A bias that is one for all sequences, [1, heads or 1, rows, rows], as it was before it was repeated for each of them."""
+        while True:
+            shape = shape_of(bias)
+            if len(shape) != 4 or bias.name in self.facts or shape[1] not in (1, shape_of(q)[1]):
+                return None
+            if shape[0] == 1:
+                return bias if shape[2:] == (self.mask.rows,) * 2 else None
+            node = None if (at := self._maker.get(bias.name)) is None else self.graph.nodes[at]
+            if node is None or packet(node.op) not in (*_COPIES, "aten.expand") or not isinstance(x := node.args[0], Value):
+                return None
+            bias = x
 
     def _parts(self, node: Node) -> list[tuple[Value, tuple[MaskFact, float] | MaskFact]]:
         """How a mask may be put together: a bias, and either a mask that is added, or a condition and the number behind it."""
