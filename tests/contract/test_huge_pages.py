@@ -48,3 +48,11 @@ def test_less_than_a_page_stays_as_it_is() -> None:
     pages.prefer(memory, 0, SIZE - 1)
     assert (pages.late, pages.waiting) == (0, 0)
     assert time.monotonic() >= pages._rests_until
+
+
+def test_a_system_without_huge_pages_gives_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HUGE", 9999)  # an advice that the system refuses
+    pages = HugePages()
+    memory, first = _buffer(pages, SIZE)
+    memory[first] = 7
+    assert (pages.late, pages.waiting, memory[first]) == (0, 0, 7)

@@ -44,14 +44,15 @@ class HugePages:
         if _HUGE is None or _SMALL is None or (whole := size // SIZE * SIZE) == 0:
             return
         if time.monotonic() >= self._rests_until:
-            memory.madvise(_HUGE)
+            if not _advised(memory, _HUGE):
+                return
             begin = time.perf_counter()
             memory[first] = 0
             if time.perf_counter() - begin < LATE_S:
                 return
             self.late += 1
             self._rests_until = time.monotonic() + REST_S
-            memory.madvise(_SMALL)
+            _advised(memory, _SMALL)
         with self._lock:
             self._small = [s for s in self._small if s[0]() is not None]
             self._small.append((weakref.ref(memory), first, whole))
@@ -69,9 +70,8 @@ class HugePages:
                     return
                 held, first, size = self._small.pop()
             memory = held()
-            if memory is None or _HUGE is None:
+            if memory is None or _HUGE is None or not _advised(memory, _HUGE):
                 continue
-            memory.madvise(_HUGE)
             address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + first
             for at in range(address, address + size, SIZE):
                 if _madvise()(at, SIZE, _COLLAPSE):  # a kernel without it, or no memory in one piece: small pages are right, too
@@ -81,6 +81,15 @@ class HugePages:
     def after_fork(self) -> None:
         """In a forked child: its memory is the parent's until it writes, and nobody gathers."""
         self._lock = threading.Lock()
+
+
+def _advised(memory: mmap.mmap, how: int) -> bool:
+    """Tell the system how memory should lie; False where it knows no such pages: ordinary ones are right, too."""
+    try:
+        memory.madvise(how)
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache
