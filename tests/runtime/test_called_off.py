@@ -46,9 +46,9 @@ def hot(improve: Any) -> tuple[Engine, Callable[[], None]]:
     with torch.inference_mode():
         for _ in range(9):
             engine(x)
-        (capture,) = jobs
-        jobs.clear()
-        capture()
+        learning, jobs[:] = list(jobs), []
+        for job in learning:  # what the cache knows of it, then the capture
+            job()
         engine(x)
     (entry,) = next(iter(engine.sites.values())).entries
     assert entry.improving and jobs

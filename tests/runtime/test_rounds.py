@@ -168,9 +168,9 @@ def test_calls_that_waited_for_a_capture_are_heat() -> None:
     x = torch.randn(3, 4)
     for _ in range(9):
         engine(x)
-    (capture,) = jobs
-    jobs.clear()
-    capture()
+    learning, jobs[:] = list(jobs), []
+    for job in learning:  # what the cache knows of it, then the capture
+        job()
     (entry,) = next(iter(engine.sites.values())).entries
     assert entry.heat == 8 and entry.seconds > 0 and not entry.calls
     engine(x)
