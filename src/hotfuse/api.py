@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
@@ -35,7 +35,7 @@ from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import hold, keep, release
-from hotfuse.frontends.ship import ship
+from hotfuse.frontends.ship import Shipment, ship
 from hotfuse.machine.heap import heap
 from hotfuse.pipeline import BIND, Units, compile_tier0
 from hotfuse.runtime.engine import Engine
@@ -52,6 +52,20 @@ _SHIPPING = threading.Lock()
 _OWN = frozenset(("_target", "_view", "_engine"))
 
 
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """A model as it is sent to workers, and where the cache keeps captures of it: all that pickling it is for."""
+
+    spec: Spec
+    shipment: Shipment
+    watch: ModelGuard
+    at: Known | None
+
+    def holds(self, spec: Spec) -> bool:
+        """Whether pickling the model again for such calls would give the same."""
+        return spec == self.spec and self.watch.same_now()
+
+
 class TorchModel:
     """A module or function as an engine serves it."""
 
@@ -62,10 +76,14 @@ class TorchModel:
         self.call = target
         self.unnamed = self._stays = _why_not_pickled(target)
         """Why its captures are not kept, and why it is not sent to workers; empty where it is, or nobody asked so far."""
+        self._packed: PackedModel | None = None
+        """From the look for an earlier process's graph until the capture: the model is pickled once for both. Pickling holds the
+        interpreter lock for most of the time in which the next calls come, and on a device one of those is recorded."""
 
     def prepare(self) -> None:
         """Have a worker load what capturing takes, unless the cache knows the model."""
-        at = self._at()
+        packed = self._packed
+        at = packed.at if packed is not None else self._at()
         if self.settings.capture == "background" and (at is None or not at.remembered()):
             ask(ReadyRequest("torch"), [], self.settings)
 
@@ -96,34 +114,42 @@ class TorchModel:
         looking for it would hold the first call up: graphs of `torch.fx` take most of a second to pickle."""
         if isinstance(self.target, GraphModule):
             return None
+        packed = self._packed = self._pack(spec)
+        refuse_hooks(packed.shipment.modules)
+        done = None if packed.at is None else recalled(packed.at, repr(spec), call)
+        if done is None:
+            return None
+        self._packed = None
+        return Capture(done, run(BIND, done, packed.shipment.tensors).weights, packed.watch)
+
+    def _pack(self, spec: Spec) -> PackedModel:
+        """Pickle the model as it is now; raises CaptureError where it cannot be sent."""
         with _SHIPPING:
             shipment = ship(self.target, spec)
         watch = ModelGuard(shipment.modules, shipment.tensors, [self.target])
-        refuse_hooks(shipment.modules)
-        at = self._at()  # named behind the watch, which shows whatever changes from here on
-        done = None if at is None else recalled(at, repr(spec), call)
-        return None if done is None else Capture(done, run(BIND, done, shipment.tensors).weights, watch)
+        return PackedModel(spec, shipment, watch, self._at())  # named behind the watch, which shows whatever changes from here on
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
         if self._stays:
             return self._capture_in_place(spec, call, watching, self._stays)
+        packed, self._packed = self._packed, None  # it holds the weights
         try:
-            with _SHIPPING:
-                shipment = ship(self.target, spec)
+            if packed is None or not packed.holds(spec):
+                packed = self._pack(spec)
         except CaptureError as e:
             if e.why is not Why.NOT_SENDABLE:
                 raise
             self._stays = e.because or e.what  # it is not pickled in vain once more
             return self._capture_in_place(spec, call, watching, self._stays)
-        watch = ModelGuard(shipment.modules, shipment.tensors, [self.target])
+        shipment, watch = packed.shipment, packed.watch
         watching(watch)
         refuse_hooks(shipment.modules)
 
         def capture(call: CallSpec) -> wire.Message:
             return ask(TorchCapture(wire.call_to_json(call)), [shipment.blob], self.settings)
 
-        done = self._growing(spec, captured(self._at(), repr(spec), call, capture, self.settings.capture_timeout_s))
+        done = self._growing(spec, captured(packed.at, repr(spec), call, capture, self.settings.capture_timeout_s))
         return Capture(done, run(BIND, done, shipment.tensors).weights, watch)
 
     def _growing(self, spec: Spec, done: Captured) -> Captured:

@@ -190,6 +190,28 @@ def test_the_last_of_several_jobs_puts_settings_back() -> None:
     assert sys.getswitchinterval() == pytest.approx(before)
 
 
+def test_a_job_that_waits_is_not_at_work() -> None:
+    background_priority = BackgroundPriority()
+    with background_priority.waiting():  # nobody's job
+        assert not background_priority.at_work
+        with background_priority():
+            assert background_priority.at_work
+            with background_priority.waiting():
+                assert not background_priority.at_work
+                other = threading.Thread(target=lambda: seen.append(_at_work_beside(background_priority)))
+                seen: list[bool] = []
+                other.start()
+                other.join()
+                assert seen == [True]
+            assert background_priority.at_work
+    assert not background_priority.at_work
+
+
+def _at_work_beside(background_priority: BackgroundPriority) -> bool:
+    with background_priority():
+        return background_priority.at_work
+
+
 def test_sizes_that_differ_before_the_worker_is_ready_need_one_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call alone would be captured for its very sizes, and the second one again."""
     ready = threading.Event()

@@ -16,7 +16,7 @@ from hotfuse.backends.cuda.record import Results, on_own_inputs
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
-from hotfuse.runtime.serve.own_recordings import MOST_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
+from hotfuse.runtime.serve.own_recordings import MOST_PUT_OFF, MOST_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
 
 SETTINGS = Settings(record=False, idle=False)
 RACED = 40
@@ -93,10 +93,12 @@ class Slow(nn.Module):
         return {"y": y, "again": y[:1], "sum": y.sum() if bias is None else y.sum() + bias}
 
 
-def made(model: Any, device: OnCpu, settings: Settings = SETTINGS) -> tuple[OwnRecordings, EventLog]:
+def made(
+    model: Any, device: OnCpu, settings: Settings = SETTINGS, disturbed: Callable[[], bool] = lambda: False
+) -> tuple[OwnRecordings, EventLog]:
     log = EventLog(256)
     served = TorchModel(model, settings)
-    run = OwnRecordings(served, settings, log, lambda job: job(), lambda _of: device, "cpu", lambda: True)
+    run = OwnRecordings(served, settings, log, lambda job: job(), lambda _of: device, "cpu", lambda: True, disturbed=disturbed)
     return run, log
 
 
@@ -130,6 +132,21 @@ def test_recorded_in_the_third_call_proven_raced_and_replayed() -> None:
     assert run.counts["replays"] > RACED // 2
     told = run.explain()
     assert told["kinds"][0]["state"] == "replayed" and told["kinds"][0]["race"]["us_after"] < told["kinds"][0]["race"]["us_before"]
+
+
+@pytest.mark.parametrize("calls", [5, MOST_PUT_OFF + 50])
+def test_calls_beside_a_job_that_is_at_work_are_recorded_behind_it_or_when_it_lasts(calls: int) -> None:
+    device, ran = OnCpu(), 0
+    model = Slow(device, 0.0)
+    run, _ = made(model, device, disturbed=lambda: ran < WARM_UPS + calls)
+    x = torch.randn(3, 4)
+    while not run.counts["recorded"]:
+        assert torch.equal(run(x)["y"], model(x)["y"])
+        ran += 1
+        assert ran < 2 * MOST_PUT_OFF
+    put_off = min(calls, MOST_PUT_OFF)
+    assert ran == WARM_UPS + put_off + 1
+    assert run.counts["put_off"] == put_off
 
 
 def test_results_are_the_callers_own_and_share_memory_as_the_models_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +142,49 @@ def test_a_first_call_that_raises_leaves_nothing_pending(taught: Settings) -> No
             fast(x)
         assert fast.wait(30)
         assert float((fast(x) - net(x)).abs().max()) < 1e-4
+
+
+class Counting(Net):
+    """Notes how often it is pickled, which holds the interpreter lock up for the next calls."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As a module's own."""
+        PICKLED.append(threading.current_thread().name)
+        return super().__reduce_ex__(protocol)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As a module's own."""
+        _during()
+        return super().__call__(*args, **kwargs)
+
+
+PICKLED: list[str] = []
+
+
+@pytest.mark.parametrize("changes", [False, True], ids=["as it was", "another model behind its first call"])
+def test_a_model_is_pickled_once_to_be_sent_and_once_to_be_named(tmp_path: Path, *, changes: bool) -> None:
+    settings = Settings(cache_dir=tmp_path, threads=1, idle=False, watch=False, tiers=0)
+    net = Counting().eval()
+
+    def change() -> None:
+        DURING.clear()
+        until = time.monotonic() + 20
+        while fast._engine.model._packed is None and time.monotonic() < until:
+            time.sleep(0.001)
+        net.layers.append(nn.ReLU())
+
+    PICKLED.clear()
+    try:
+        with hotfuse.jit(net, settings=settings) as fast, torch.no_grad():
+            if changes:
+                DURING["now"] = change
+            for _ in range(4):
+                x = torch.randn(16, 64)
+                assert torch.equal(fast(x), net(x))
+            assert fast.wait(60)
+            assert fast._engine.model._packed is None
+            assert fast(x).shape == x.shape and float((fast(x) - net(x)).abs().max()) < 1e-5
+            assert fast.stats()["calls_per_tier"]["0"], fast.explain(full=True)
+    finally:
+        DURING.clear()
+    assert len(PICKLED) == (4 if changes else 2), PICKLED

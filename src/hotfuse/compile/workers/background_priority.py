@@ -14,7 +14,9 @@ process, a quarter of a second with torch and a model library loaded, while ever
 collections of young objects come before one of all, and what a job leaves counts as old when it ends, instead of making a
 collection due in the next call; one that somebody asks for is done all the same.
 
-Both are settings of the whole interpreter: they are put back when the last job ends, unless somebody changed them meanwhile.
+A call that does much at once (one that records what a device is given) had better come when no job runs Python code (`at_work`).
+
+The first two are settings of the whole interpreter: they are put back when the last job ends, unless somebody changed them.
 """
 
 from __future__ import annotations
@@ -70,6 +72,9 @@ class BackgroundPriority:
         self._lock = threading.Lock()
         self.jobs = 0
         """That run now."""
+        self._waiting = 0
+        """Of those, how many wait for somebody else."""
+        self._here = threading.local()
         self._switch = 0.0
         self._oldest = self._rare = 0
 
@@ -80,13 +85,34 @@ class BackgroundPriority:
             self.jobs += 1
             if self.jobs == 1:
                 self._begin()
+        outer, self._here.job = getattr(self._here, "job", False), True
         try:
             yield
         finally:
+            self._here.job = outer
             with self._lock:
                 self.jobs -= 1
                 if not self.jobs:
                     self._end()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a job runs that does not wait for somebody else: it may want the interpreter lock at any time."""
+        return self.jobs > self._waiting
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Around what a job waits for without the interpreter lock; elsewhere it means nothing."""
+        if not getattr(self._here, "job", False):
+            yield
+            return
+        with self._lock:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
     def _begin(self) -> None:
         self._switch = sys.getswitchinterval()
@@ -107,7 +133,7 @@ class BackgroundPriority:
 
     def after_fork(self) -> None:
         """In a forked child no job runs."""
-        self._lock = threading.Lock()
+        self._lock, self._here, self._waiting = threading.Lock(), threading.local(), 0
         if self.jobs:
             self.jobs = 0
             self._end()

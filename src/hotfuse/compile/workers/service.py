@@ -83,7 +83,9 @@ class Service:
         kind = str(header.get("kind"))
         saved = FIRST_PLAN_GAIN if kind in FIRST else gain
         task = Task(f"a request of kind {kind}", header, blobs, URGENT, timeout, gain=saved)
-        return self.pool.submit(task).result()
+        answer = self.pool.submit(task)
+        with background_priority.waiting():
+            return answer.result()
 
     @property
     def stopping(self) -> bool:

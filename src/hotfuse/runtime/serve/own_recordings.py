@@ -34,6 +34,7 @@ from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
 from hotfuse.base.state import changes_nothing, contents, take_after
 from hotfuse.base.structure import Spec, StructureBuilder, builder, take_call
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import in_background as runs_jobs
 from hotfuse.machine.device_clock import clock_of
 from hotfuse.machine.heap import heap
@@ -68,6 +69,8 @@ MOST_MEMORY = 0.125
 SHARE, AT_ONCE_S = 0.05, 0.5
 """Part of the time that recording may take, and seconds of it that need no time before them: an eager call of a large model and
 what is compared of it may well take a tenth of a second."""
+MOST_PUT_OFF = 200
+"""Calls of a kind that are not recorded because a job has the interpreter lock: every operator would wait for it."""
 IDLE_S = 300.0
 """Recordings that no call has used for so long are let go when nobody calls."""
 MOST_CHANGES = 4
@@ -97,6 +100,8 @@ class OwnKind:
     text: str
     """The sizes, for readers."""
     met: int = 0
+    put_off: int = 0
+    """Calls that could have been recorded, had no job been at work."""
     recording: Replay | None = None
     rebuild: Callable[[tuple[Any, ...]], Any] = tuple
     """What the model returns, of the recording's results."""
@@ -122,14 +127,15 @@ class OwnRecordings:
     def __init__(
         self, model: Watchable, settings: Settings, log: EventLog, in_background: Callable[[Job], None],
         device: Callable[[torch.device], RecordingDevice | None], kind: str, initialized: Callable[[], bool],
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.perf_counter, disturbed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`kind` is torch's name of the devices whose calls are recorded; they are asked nothing before they are `initialized`."""
+        """`kind` is torch's name of the devices whose calls are recorded; they are asked nothing before they are `initialized`.
+        Calls that come while they would be `disturbed` are recorded later."""
         self._model, self._settings, self._log = model, settings, log
         self._call = model.call
         self._in_background = in_background
         self._make_device, self._device_kind, self._initialized = device, kind, initialized
-        self._clock = clock
+        self._clock, self._disturbed = clock, disturbed
         self._begin, self._spent = clock(), 0.0
         self._lock = threading.Lock()
         self._kinds: OrderedDict[Any, OwnKind] = OrderedDict()
@@ -141,7 +147,7 @@ class OwnRecordings:
         self._off = settings.capture != "background" or settings.tiers < 1
         self._audited = not why_not(settings)
         self.why_off = ""
-        self.counts = {"replays": 0, "recorded": 0, "dropped": 0, "not_recordable": 0}
+        self.counts = {"replays": 0, "recorded": 0, "dropped": 0, "not_recordable": 0, "put_off": 0}
         _ALL.add(self)
 
     # --- the call path ---------------------------------------------------------------------------
@@ -267,7 +273,13 @@ class OwnRecordings:
             self._asked = True
             self._in_background(self._watch)
         late = self._spent > AT_ONCE_S + SHARE * (self._clock() - self._begin)
-        if kind.met <= WARM_UPS or self._guard is None or late or not self._unchanged() or not self._lock.acquire(blocking=False):
+        if kind.met <= WARM_UPS or self._guard is None or late or not self._unchanged():
+            return self._call(*args, **kwargs)
+        if kind.put_off < MOST_PUT_OFF and self._disturbed():
+            kind.put_off += 1
+            self.counts["put_off"] += 1
+            return self._call(*args, **kwargs)
+        if not self._lock.acquire(blocking=False):
             return self._call(*args, **kwargs)
         try:
             return self._record(kind, device, leaves, args, kwargs)
@@ -520,7 +532,8 @@ def recorded_own_code(
         backend = registry.device(of.type)
         return None if backend is None else backend.recorder(of, runs_jobs)
 
-    return OwnRecordings(model, settings, log, in_background, device, "cuda", torch.cuda.is_initialized)
+    return OwnRecordings(model, settings, log, in_background, device, "cuda", torch.cuda.is_initialized,
+                         disturbed=lambda: background_priority.at_work)
 
 
 _ALL: weakref.WeakSet[OwnRecordings] = weakref.WeakSet()
