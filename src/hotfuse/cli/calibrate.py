@@ -9,6 +9,7 @@ import typer
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import from_env
 from hotfuse.cli.db import At
+from hotfuse.cli.device_peaks import calibrate_device
 from hotfuse.cli.output import console, heading, print_json, reports_errors, rows
 
 MOST_REASONS = 8
@@ -33,11 +34,15 @@ def calibrate(
     budget: Annotated[str, typer.Option(help="How long: 60s, 3m.")] = "60s",
     threads: Annotated[int, typer.Option(help="Threads that kernels run on; 0 for as many as torch has.", min=0)] = 0,
     at: At = None,
+    device: Annotated[str, typer.Option(help="cuda or cuda:0: measure what that device reaches instead.")] = "",
     seed: Annotated[int, typer.Option(help="Which problems are drawn; the same ones are not measured twice.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure kernels on this machine and train its performance model. Ctrl-C ends it early with what there is."""
     wanted = seconds(budget)
+    if device:
+        calibrate_device(device, as_json=as_json)
+        return
     import torch
 
     threads = threads or torch.get_num_threads()

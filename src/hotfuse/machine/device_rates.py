@@ -28,10 +28,13 @@ class DeviceRates:
     memory: float
     to_device: float
     from_device: float
+    node_s: float = NODE_S
+    measured: bool = False
+    """Whether somebody calibrated the device; else they are what it states."""
 
     def seconds(self, flops: float, moved: float, nodes: int) -> float:
         """What a graph takes there, of what it computes and moves; launches are those of a replay."""
-        return max(flops / (USED * self.flops), moved / (USED * self.memory)) + NODE_S * nodes
+        return max(flops / (USED * self.flops), moved / (USED * self.memory)) + self.node_s * nodes
 
     def transfer_s(self, to: float, back: float, copies: int) -> float:
         """What copies take, of the bytes of inputs and results."""

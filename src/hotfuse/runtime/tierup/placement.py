@@ -17,9 +17,9 @@ from hotfuse.analysis.placement import TransferredGraph, placement_cost, with_tr
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import InternalError
 from hotfuse.base.events import Why
+from hotfuse.compile.device.kept_peaks import known_rates
 from hotfuse.ir.graph import output_values
 from hotfuse.ir.subgraph import extract
-from hotfuse.machine.device_rates import rates_of
 from hotfuse.partition.cut import CutReason, Partition, Partitioning
 from hotfuse.runtime.plan import Plan, PlanMemory, PlanUnit
 from hotfuse.runtime.site import Entry
@@ -50,13 +50,16 @@ def placed_elsewhere(context: AttemptContext, entry: Entry) -> Attempt | None:
         return None
     graph, now_us = entry.baseline.graph, entry.seconds / max(1, entry.heat) * 1e6
     sizes = dict(zip(entry.symbols, entry.signature(*calls[0]), strict=True))
-    cost = placement_cost(graph, sizes, rates_of(device))
+    rates = known_rates(device, context.plans.settings)
+    cost = placement_cost(graph, sizes, rates)
     free = torch.cuda.mem_get_info(device)[0]
     if cost is None:
         context.refuse(entry, PLACED, Why.UNPROMISING, "what it would take there depends on data", device=str(device))
         return None
-    predicted: dict[str, Any] = {"device": str(device), "us_predicted": round(cost.total_s * 1e6, 1),
-                                 "us_transfers": round(cost.transfer_s * 1e6, 1), "us_now": round(now_us, 1)}  # fmt: skip
+    predicted: dict[str, Any] = {
+        "device": str(device), "us_predicted": round(cost.total_s * 1e6, 1), "us_transfers": round(cost.transfer_s * 1e6, 1),
+        "us_now": round(now_us, 1), "rates": "measured" if rates.measured else "stated",
+    }
     if cost.weight_bytes > MOST_OF_FREE * free:
         said = f"its weights take {cost.weight_bytes >> 20} MiB, {free >> 20} are free"
         context.refuse(entry, PLACED, Why.TOO_MUCH_MEMORY, said, **predicted)
