@@ -280,6 +280,36 @@ def test_calls_in_a_row_have_their_team_unless_others_have_its_cores() -> None:
     assert again[-100:].count(2) == 100, "a machine that is quiet again is noticed"
 
 
+def test_long_runs_have_their_team_whether_or_not_it_has_to_be_woken() -> None:
+    """Other work between calls (eager in turns, a race) puts threads to sleep; waking them is a hundredth of what they save."""
+    calls = Paced(serial_ns=580_000_000, team_ns=300_000_000, wake_ns=4_000_000)
+    assert {calls.call(pause_ns=300_000_000 * (k % 3 != 0)) for k in range(200)} == {2}
+    calls.team_ns = 900_000_000
+    busy = [calls.call(pause_ns=20_000_000) for _ in range(40)]
+    assert busy.count(1) > 30, "others have its cores"
+    calls.team_ns = 300_000_000
+    again = [calls.call(pause_ns=20_000_000) for _ in range(40)]
+    assert set(again[alone.TEAM_AGAIN :]) == {2}, "free cores are noticed soon"
+
+
+def test_a_long_run_that_is_crowded_tries_one_thread_rarely() -> None:
+    calls = Paced(serial_ns=580_000_000, team_ns=300_000_000, wake_ns=0)
+    for _ in range(3):
+        calls.call()
+    calls.team_ns = 450_000_000
+    assert [calls.call() for _ in range(alone.RETRY)].count(1) == 1, "half again as slow as alone on the machine, still the best"
+
+
+def test_what_was_learned_of_a_team_can_be_forgotten() -> None:
+    calls = Paced(serial_ns=200_000, team_ns=120_000, wake_ns=4_000_000)
+    for _ in range(50):
+        calls.call(pause_ns=20_000_000)
+    assert calls.learned().serial_after_a_pause
+    alone.forget(ctypes.addressof(calls.words))
+    assert alone.read(ctypes.addressof(calls.words)) == ()
+    assert calls.call(pause_ns=20_000_000) == 2
+
+
 def test_many_threads_are_given_up_only_within_a_bound() -> None:
     """One thread in place of sixteen may take sixteen times as long: that has to be less than twice what the team takes now."""
     calls = Paced(serial_ns=3_200_000, team_ns=200_000, wake_ns=400_000, threads=16)

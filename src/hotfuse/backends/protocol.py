@@ -362,6 +362,10 @@ class LoadedRun(Protocol):
         """What it learned of calls with a team and on one thread, by size class."""
         ...
 
+    def forget_team_times(self) -> None:
+        """Have it learn that anew."""
+        ...
+
 
 class KernelBackend(Backend, Protocol):
     """Makes code of tile kernels."""

@@ -100,9 +100,13 @@ def assembled(
             **_team_counts(runs),
         }
 
+    def begin() -> None:
+        for run in runs:
+            run.forget_team_times()
+
     read = shared.constants.read | shared.needed | {p.key for p in graph.params if p.value in output_values(graph)}
-    return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
-                   live=frozenset(read - shared.constants.copied),
+    return replace(plan, memory=memory, counters=counters, begin=begin, notes=parts.notes, runs=runs,
+                   unread=frozenset(weights) - read, live=frozenset(read - shared.constants.copied),
                    switches=tuple(shared.switches), sides=sides,
                    kernels=stored(parts.kernels))  # fmt: skip
 

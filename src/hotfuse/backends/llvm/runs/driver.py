@@ -64,10 +64,12 @@ def emit_driver(run: Run, target: CpuTarget) -> str:
 
 def _teamed(module: Module, sizes: int) -> None:
     """The body as it is entered: its steps, with a team around them where the call may have several threads. What it learns of
-    its team (`alone`) stands in its own data, by the power of two of its sizes' sum."""
+    its team (`alone`) stands in its own data, by its sizes' sum, four classes to a power of two."""
     module.declared[fork_join.OPEN] = f"declare void @{fork_join.OPEN}(ptr, ptr)"
     module.declared[fork_join.CLOSE] = f"declare void @{fork_join.CLOSE}(ptr)"
     module.declared["llvm.ctlz.i64"] = "declare i64 @llvm.ctlz.i64(i64, i1)"
+    module.declared["llvm.usub.sat.i64"] = "declare i64 @llvm.usub.sat.i64(i64, i64)"
+    module.declared["llvm.umin.i64"] = "declare i64 @llvm.umin.i64(i64, i64)"
     module.constants[TEAM_TIMES] = f"@{TEAM_TIMES} = global [{alone.WORDS * alone.CLASSES} x i64] zeroinitializer, align 64"
     total = "0"
     summed: list[str] = []
@@ -89,8 +91,12 @@ def _teamed(module: Module, sizes: int) -> None:
         *summed,
         f"  %zeros = call i64 @llvm.ctlz.i64(i64 {total}, i1 false)",
         "  %bits = sub i64 64, %zeros",
-        f"  %few = icmp ult i64 %bits, {alone.CLASSES}",
-        f"  %class = select i1 %few, i64 %bits, i64 {alone.CLASSES - 1}",
+        "  %above = call i64 @llvm.usub.sat.i64(i64 %bits, i64 3)",
+        f"  %leading = lshr i64 {total}, %above",
+        "  %quarter = and i64 %leading, 3",
+        "  %octave = shl i64 %bits, 2",
+        "  %fine = or i64 %octave, %quarter",
+        f"  %class = call i64 @llvm.umin.i64(i64 %fine, i64 {alone.CLASSES - 1})",
         f"  %word = mul i64 %class, {alone.WORDS}",
         f"  %state = getelementptr i64, ptr @{TEAM_TIMES}, i64 %word",
         f"  call void @{fork_join.OPEN}(ptr %team, ptr %state)",

@@ -205,6 +205,10 @@ class NativeRun:
         """What was learned of calls with a team and on one thread, by size class."""
         return alone.read(self._team_times)
 
+    def forget_team_times(self) -> None:
+        """Have it learn that anew."""
+        alone.forget(self._team_times)
+
     @property
     def grown(self) -> tuple[int, int]:
         """Caches that were appended to in place, and those that were copied into a block with room first."""

@@ -11,6 +11,10 @@ What that costs is known only where it happens, so every run keeps some words (`
 A kind of calls takes what was quicker, and tries the other again: a quarter of all calls so far later while there were few (one
 time says little on a busy machine), in the end after `RETRY` calls times how much slower it was, which costs less than a hundredth.
 
+A run that takes `LONG_NS` or more is another matter. Waking its threads is no part worth saving, so a call after a pause counts as
+one in a row; its newest time says all; one thread is tried rarely from the beginning, since that costs as much as a team saves, and
+where one thread won the team is tried again soon.
+
 One thread is tried only within a bound: it cannot take longer than LEAST times the threads, and that must be at most twice what the
 team takes now. On a quiet machine with many threads nothing is ever tried; there is nothing to gain. A team that is woken to
 be tried makes the run forget HOT: the calls behind it find out anew. Times are averages that forget: a quarter of the weight is
@@ -28,11 +32,15 @@ HOT, COLD, COLD_ALONE, HOT_ALONE = range(4)
 COLD_CALLS, _COLD_TRIED, HOT_CALLS, _HOT_TRIED, LEAST = range(4, 9)
 """Calls of either kind, each followed by the number of the call that last tried the slower way."""
 WORDS = 9
-CLASSES = 24
-"""Sizes of a call by powers of two: calls of a class take similar times."""
+CLASSES = 96
+"""Sizes of a call, four to a power of two: calls of a class differ in time by no more than a team does that shares its cores."""
 PAUSE_NS = 2_000_000
 """Threads that were idle for as long count as asleep."""
 RETRY = 128
+LONG_NS = 16_000_000
+"""Four times the longest waking that was seen: two threads save more than that by then."""
+TEAM_AGAIN = 8
+"""Calls that a long run stays on one thread for before it tries its team again: cores may be free by then."""
 CROWDED = (5, 4)
 """A team that takes more than this ratio of its least time shares its cores with somebody."""
 
@@ -46,6 +54,11 @@ def read(address: int) -> tuple[TeamTimes, ...]:
         for r in rows
         if r[COLD_CALLS] or r[HOT_CALLS]
     )
+
+
+def forget(address: int) -> None:
+    """Have a run learn anew: what proofs beside calls took says nothing of calls."""
+    ctypes.memset(address, 0, 8 * WORDS * CLASSES)
 
 
 def text(state_at: int, began_at: int, mode_at: int) -> str:
@@ -73,8 +86,8 @@ define internal i64 @clock() {{
   ret i64 %now
 }}
 
-; which of two is quicker, or due to be tried; `single` only where it may
-define internal i1 @serial(ptr %calls.at, i64 %team, i64 %single, i1 %may) {{
+; which of two is quicker, or due to be tried; `single` only where it may, and rarely from the beginning where runs are long
+define internal i1 @serial(ptr %calls.at, i64 %team, i64 %single, i1 %may, i1 %long) {{
 entry:
   %call = atomicrmw add ptr %calls.at, i64 1 monotonic
   %first = icmp eq i64 %team, 0
@@ -85,7 +98,11 @@ second:
   %untried = icmp eq i64 %single, 0
   br i1 %untried, label %try, label %both
 try:
-  ret i1 %may
+  br i1 %may, label %try.it, label %together
+try.it:
+  %first.at = getelementptr i64, ptr %calls.at, i64 1
+  store atomic i64 %call, ptr %first.at monotonic, align 8
+  ret i1 true
 both:
   %better = icmp slt i64 %single, %team
   %slow = call i64 @llvm.smax.i64(i64 %single, i64 %team)
@@ -94,7 +111,10 @@ both:
   %rarely = mul i64 %ratio, {RETRY}
   %quarter = lshr i64 %call, 2
   %soon = add i64 %quarter, 2
-  %interval = call i64 @llvm.smin.i64(i64 %rarely, i64 %soon)
+  %sooner = call i64 @llvm.smin.i64(i64 %rarely, i64 %soon)
+  %again = call i64 @llvm.smin.i64(i64 %sooner, i64 {TEAM_AGAIN})
+  %when.long = select i1 %better, i64 %again, i64 %rarely
+  %interval = select i1 %long, i64 %when.long, i64 %sooner
   %tried.at = getelementptr i64, ptr %calls.at, i64 1
   %tried = load atomic i64, ptr %tried.at monotonic, align 8
   %since = sub i64 %call, %tried
@@ -126,7 +146,13 @@ look:
   %last = load atomic i64, ptr @ended monotonic, align 8
   %since = sub i64 %now, %last
   %paused = icmp sgt i64 %since, {PAUSE_NS}
-  br i1 %paused, label %cold, label %hot
+{word("cold.team", COLD)}
+  %known = icmp ne i64 %least, 0
+  %quick = select i1 %known, i64 %least, i64 %cold.team
+  %long = icmp sge i64 %quick, {LONG_NS}
+  %short = xor i1 %long, true
+  %woken = and i1 %paused, %short
+  br i1 %woken, label %cold, label %hot
 hot:
 {word("hot.team", HOT)}
 {word("hot.single", HOT_ALONE)}
@@ -138,20 +164,17 @@ hot:
   %hot.quiet = mul i64 %least, {more}
   %crowded = icmp sgt i64 %hot.now, %hot.quiet
   %hot.may = and i1 %hot.within, %crowded
-  %hot.serial = call i1 @serial(ptr %hot.calls.at, i64 %hot.team, i64 %hot.single, i1 %hot.may)
+  %hot.serial = call i1 @serial(ptr %hot.calls.at, i64 %hot.team, i64 %hot.single, i1 %hot.may, i1 %long)
   %hot.how = select i1 %hot.serial, i64 {HOT_ALONE}, i64 {HOT}
   store i64 %hot.how, ptr %mode.at
   ret i1 %hot.serial
 cold:
-{word("cold.team", COLD)}
 {word("cold.single", COLD_ALONE)}
   %cold.calls.at = getelementptr i64, ptr %state, i64 {COLD_CALLS}
-  %known = icmp ne i64 %least, 0
-  %quick = select i1 %known, i64 %least, i64 %cold.team
   %cold.most = mul i64 %quick, %given
   %cold.bound = shl i64 %cold.team, 1
   %cold.may = icmp sle i64 %cold.most, %cold.bound
-  %cold.serial = call i1 @serial(ptr %cold.calls.at, i64 %cold.team, i64 %cold.single, i1 %cold.may)
+  %cold.serial = call i1 @serial(ptr %cold.calls.at, i64 %cold.team, i64 %cold.single, i1 %cold.may, i1 false)
   %cold.better = icmp slt i64 %cold.single, %cold.team
   %cold.together = xor i1 %cold.serial, true
   %retried = and i1 %cold.better, %cold.together
@@ -186,7 +209,9 @@ note:
   %difference = sub i64 %took, %before
   %part = sdiv i64 %difference, 4
   %mixed = add i64 %before, %part
-  %after = select i1 %none, i64 %took, i64 %mixed
+  %long = icmp sge i64 %before, {LONG_NS}
+  %newest = or i1 %none, %long
+  %after = select i1 %newest, i64 %took, i64 %mixed
   %some = call i64 @llvm.smax.i64(i64 %after, i64 1)
   store atomic i64 %some, ptr %time.at monotonic, align 8
   %together = icmp ult i64 %mode, {COLD_ALONE}
