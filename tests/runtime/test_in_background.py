@@ -21,7 +21,14 @@ import hotfuse
 from hotfuse import Settings, api
 from hotfuse.base.faults import faults
 from hotfuse.compile.request_bodies import RequestBody
-from hotfuse.compile.workers.background_priority import PATIENT_NS, PUNCTUAL_NS, RARER, SWITCH_S, BackgroundPriority
+from hotfuse.compile.workers.background_priority import (
+    PATIENT_NS,
+    PUNCTUAL_NS,
+    RARER,
+    SHARED_S,
+    SWITCH_S,
+    BackgroundPriority,
+)
 from hotfuse.compile.workers.service import MOST_THREADS, Service
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.tierup import race as racing
@@ -210,6 +217,50 @@ def test_a_job_that_waits_is_not_at_work() -> None:
 def _at_work_beside(background_priority: BackgroundPriority) -> bool:
     with background_priority():
         return background_priority.at_work
+
+
+def test_a_job_that_waits_asks_nothing_of_the_interpreter() -> None:
+    before, background_priority = sys.getswitchinterval(), BackgroundPriority()
+    with background_priority.waiting():  # not in a job
+        assert sys.getswitchinterval() == pytest.approx(before)
+    with background_priority():
+        with background_priority.waiting():
+            assert sys.getswitchinterval() == pytest.approx(before) and background_priority.jobs == 1
+            other = threading.Thread(target=lambda: _in_a_job(background_priority))
+            other.start()
+            other.join()
+            assert sys.getswitchinterval() == pytest.approx(before)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def _in_a_job(background_priority: BackgroundPriority) -> None:
+    with background_priority():
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+
+
+def test_several_threads_that_serve_keep_longer_turns() -> None:
+    before, background_priority = sys.getswitchinterval(), BackgroundPriority()
+    background_priority.serves()
+    background_priority.serves()
+    done, counted = threading.Event(), threading.Event()
+
+    def other() -> None:
+        background_priority.serves()
+        counted.set()
+        done.wait(60)
+
+    thread = threading.Thread(target=other)
+    with background_priority():
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+        thread.start()
+        assert counted.wait(60) and sys.getswitchinterval() == pytest.approx(SHARED_S)
+    assert sys.getswitchinterval() == pytest.approx(before)
+    done.set()
+    thread.join()
+    with background_priority():
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_sizes_that_differ_before_the_worker_is_ready_need_one_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from hotfuse.compile.request_bodies import PlanRequest, Request, RequestBody, Un
 from hotfuse.compile.request_context import RequestContext, RequestSettings
 from hotfuse.compile.value import Demand, Estimator, Expected, Learned, RooflineEstimator, worth
 from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit, Budget, Option
 from hotfuse.hpm.bottleneck import Ledger, Strategy
@@ -103,7 +104,9 @@ class Compilation:
         """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
         header = self._request(PlanRequest(self.text, dict(self.sizes)))
         task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner, gain=self.demand.gain)
-        answer, _ = wire.checked(self.executor.submit(task).result())
+        asked = self.executor.submit(task)
+        with background_priority.waiting():
+            answer, _ = wire.checked(asked.result())
         with self._lock:
             self.peaks = CorePeaks(**answer["peaks"])
             if self.history is not None:
@@ -118,7 +121,8 @@ class Compilation:
                 flying = list(self._flying)
             if not flying:
                 return
-            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            with background_priority.waiting():
+                done, _ = wait(flying, return_when=FIRST_COMPLETED)
             with self._lock:
                 before = len(self.graph.codes)
                 for future in done:

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 
-from hotfuse.compile.workers.background_priority import punctual
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.runtime.epochs import epochs
 
 AT_LEAST = 32
@@ -92,7 +92,7 @@ class Tally(threading.local):
     """`tally.mine` is the calling thread's counters; `tally.here` the same with its mark for epochs."""
 
     def __init__(self, everyone: Everyone) -> None:
-        punctual()
+        background_priority.serves()
         self.mine = everyone.join()
         self.here = (self.mine, epochs.slot())
 

@@ -4,6 +4,11 @@ A library call of a served model gives the lock up and wants it back for every o
 these waits is one switch interval, five milliseconds unless somebody chose otherwise, and a model of 250 operators takes a second
 longer. So the interval is short while jobs run.
 
+That is so where one thread serves. Several that run Python (a server's handlers, which parse and print) then change places every
+ten microseconds, and work half of the time: a threaded server took 160 to 200 ms for 8 requests while jobs ran and 95 behind them.
+So threads that serve are counted (`serves`), several of them keep an interval near the usual one, and a job that waits for a worker
+or for calls (`waiting`), as most jobs do for most of their time, asks nothing of the interpreter (decision 99).
+
 A wait ends late, though, by as much as the system may delay a thread's timers so that several end together: 50 microseconds, five
 times the interval. That is a thread's own to choose: threads that serve ask to be woken on time (`punctual`), those that run jobs
 say that they can wait (`patient`), so that they take the lock when it is free and seldom ask a call for it. Measured on a model of
@@ -27,11 +32,14 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 SWITCH_S = 1e-5
-"""Shorter is better for one thread that serves, but where several do they then change places more than they work."""
+"""Where one thread serves."""
+SHARED_S = 1e-3
+"""Where several do: as good as the usual 5 ms for threads that parse and print, and a fifth of the wait for operators."""
 RARER = 10
 """Times as many collections of the middle generation before one of all objects."""
 
@@ -65,18 +73,36 @@ def patient() -> bool:
     return _late(PATIENT_NS, (_USUAL_NS, PUNCTUAL_NS))
 
 
+class _Depth(threading.local):
+    """How many jobs the calling thread is in: one, or one within another."""
+
+    jobs = 0
+
+
 class BackgroundPriority:
     """The settings of one interpreter while any job runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.jobs = 0
-        """That run now."""
-        self._waiting = 0
-        """Of those, how many wait for somebody else."""
-        self._here = threading.local()
-        self._switch = 0.0
+        """That run now, or wait."""
+        self._running = 0
+        """Those of them that do not wait."""
+        self._depth = _Depth()
+        self._serving: list[weakref.ref[threading.Thread]] = []
+        self._switch = self._short = 0.0
+        """The interval that was there, and the one that is there instead; 0 while none is."""
         self._oldest = self._rare = 0
+
+    def serves(self) -> None:
+        """The calling thread serves: wake it on time, and count it."""
+        punctual()
+        me = threading.current_thread()
+        with self._lock:
+            threads = [ref for ref in self._serving if (t := ref()) is not None and t is not me and t.is_alive()]
+            self._serving = [*threads, weakref.ref(me)]
+            if self._short:
+                self._shorten()
 
     @contextmanager
     def __call__(self) -> Generator[None]:
@@ -85,45 +111,68 @@ class BackgroundPriority:
             self.jobs += 1
             if self.jobs == 1:
                 self._begin()
-        outer, self._here.job = getattr(self._here, "job", False), True
+            self._resume()
+        self._depth.jobs += 1
         try:
             yield
         finally:
-            self._here.job = outer
+            self._depth.jobs -= 1
             with self._lock:
                 self.jobs -= 1
+                self._rest()
                 if not self.jobs:
                     self._end()
 
     @property
     def at_work(self) -> bool:
         """Whether a job runs that does not wait for somebody else: it may want the interpreter lock at any time."""
-        return self.jobs > self._waiting
+        return self._running > 0
 
     @contextmanager
     def waiting(self) -> Generator[None]:
-        """Around what a job waits for without the interpreter lock; elsewhere it means nothing."""
-        if not getattr(self._here, "job", False):
-            yield
-            return
+        """Around a wait of a job, in its thread; elsewhere it does nothing."""
+        depth, self._depth.jobs = self._depth.jobs, 0
         with self._lock:
-            self._waiting += 1
+            for _ in range(depth):
+                self._rest()
         try:
             yield
         finally:
+            self._depth.jobs = depth
             with self._lock:
-                self._waiting -= 1
+                for _ in range(depth):
+                    self._resume()
+
+    def _resume(self) -> None:
+        self._running += 1
+        if self._running == 1:
+            self._switch = sys.getswitchinterval()
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """To what the threads that serve now can do with, unless somebody chose another interval meanwhile."""
+        if self._short and not self._ours():
+            return
+        several = sum((t := ref()) is not None and t.is_alive() for ref in self._serving) > 1
+        self._short = min(self._switch, SHARED_S if several else SWITCH_S)
+        sys.setswitchinterval(self._short)
+
+    def _ours(self) -> bool:
+        return abs(sys.getswitchinterval() - self._short) < 1e-6
+
+    def _rest(self) -> None:
+        self._running -= 1
+        if not self._running and self._short:
+            if self._ours():
+                sys.setswitchinterval(self._switch)
+            self._short = 0.0
 
     def _begin(self) -> None:
-        self._switch = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch, SWITCH_S))
         young, middle, self._oldest = gc.get_threshold()
         self._rare = RARER * self._oldest
         gc.set_threshold(young, middle, self._rare)
 
     def _end(self) -> None:
-        if abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 2:
-            sys.setswitchinterval(self._switch)
         young, middle, oldest = gc.get_threshold()
         if oldest == self._rare:
             gc.set_threshold(young, middle, self._oldest)
@@ -133,7 +182,11 @@ class BackgroundPriority:
 
     def after_fork(self) -> None:
         """In a forked child no job runs."""
-        self._lock, self._here, self._waiting = threading.Lock(), threading.local(), 0
+        self._lock = threading.Lock()
+        self._depth = _Depth()
+        if self._running:
+            self._running = 1
+            self._rest()
         if self.jobs:
             self.jobs = 0
             self._end()

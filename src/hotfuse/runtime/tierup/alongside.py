@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from hotfuse.base.faults import faults
+from hotfuse.compile.workers.background_priority import background_priority
 
 Submit = Callable[[Callable[[], None]], None]
 
@@ -35,4 +36,5 @@ class JobAlongside:
     def finish(self) -> None:
         """Wait until it is over; where it has not begun, see to it that it does not."""
         if not self._first.acquire(blocking=False):
-            self._over.wait()
+            with background_priority.waiting():
+                self._over.wait()

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from hotfuse.base.settings import Settings
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.site import THREADS, Entry
 from hotfuse.runtime.tierup.contest import BADLY, PlanContest
@@ -78,7 +79,8 @@ class Judge:
                 if found.decided or not lull.disturbed:
                     return found
             elif not live:
-                time.sleep(POLL_S)
+                with background_priority.waiting():
+                    time.sleep(POLL_S)
             elif not begin(contest) or not self._on_calls(entry, contest, lull, begun):
                 return replace(found, by="nothing: the model changed meanwhile")
             elif contest.trial is not None:
@@ -88,7 +90,7 @@ class Judge:
     def _on_calls(self, entry: Entry, contest: PlanContest, lull: Lull, begun: float) -> bool:
         """Have calls decide until they pause or it is late; False where what serves was exchanged meanwhile."""
         try:
-            while not contest.over.wait(WAIT_S):
+            while not _told(contest):
                 if entry.contest is not contest:
                     return False
                 if self.plans.closed or lull.lasts() or _late(contest, begun, live=True):
@@ -134,9 +136,15 @@ class Judge:
         """Until calls have shown something of tier 0 and the model's own code, pause, or have had their time."""
         lull, until = Lull(), time.monotonic() + BASELINE_S
         while entry.contest is contest and not self.plans.closed:
-            enough = contest.rounds >= BASELINE_ROUNDS or contest.over.wait(WAIT_S)
+            enough = contest.rounds >= BASELINE_ROUNDS or _told(contest)
             if enough or lull.lasts() or time.monotonic() >= until:
                 break
+
+
+def _told(contest: PlanContest) -> bool:
+    """Whether calls have decided, after a short wait."""
+    with background_priority.waiting():
+        return contest.over.wait(WAIT_S)
 
 
 def _late(contest: PlanContest, begun: float, *, live: bool) -> bool:

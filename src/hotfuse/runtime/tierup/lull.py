@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.tally import calls_everywhere
 
@@ -45,5 +46,6 @@ class Lull:
         while not self.lasts():
             if self._clock() >= until:
                 return False
-            self._sleep(POLL_S)
+            with background_priority.waiting():
+                self._sleep(POLL_S)
         return True
