@@ -90,7 +90,7 @@ def test_a_proof_lets_ties_through_and_nothing_else() -> None:
         got[7] += by
         return lambda *_inputs: (got,)
 
-    def wide() -> Run:
+    def wide(noise: int = 0) -> Run:
         return baseline
 
     assert not prove(off(0.5), baseline, [()], 1e-6, wide, (0.5,)).difference
@@ -134,12 +134,13 @@ def test_the_judge_is_made_once_and_its_neighbours_are_others() -> None:
 
 
 class Steps:
-    """Ten layers whose results are rounded to steps, each of which doubles and triples what rounds the other way before it."""
+    """Layers whose results are rounded to steps, each of which doubles and triples what rounds the other way before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 10, *, rounded: bool = True) -> None:
         rng = torch.Generator().manual_seed(5)
-        self.weights = [torch.linalg.qr(torch.randn(128, 128, generator=rng, dtype=torch.float64))[0] for _ in range(10)]
+        self.weights = [torch.linalg.qr(torch.randn(128, 128, generator=rng, dtype=torch.float64))[0] for _ in range(layers)]
         self.x = torch.randn(32, 128, generator=rng)
+        self.rounded = rounded
 
     def run(self, noise: int = 0, dtype: torch.dtype = torch.float64, bias: float = 0.0) -> Run:
         rng = torch.Generator().manual_seed(noise)
@@ -149,7 +150,8 @@ class Steps:
         def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             x = x.to(dtype)
             for w in weights:
-                x = torch.round(torch.sin((x @ w) * 3 + bias) * 1e4) * 1e-4
+                x = torch.sin((x @ w) * 3 + bias)
+                x = torch.round(x * 1e4) * 1e-4 if self.rounded else x
             return (x @ weights[0],)
 
         return call
@@ -179,6 +181,29 @@ def test_a_model_that_amplifies_its_last_digit_is_judged_by_its_neighbours() -> 
         wrong = steps.run(dtype=torch.float32, bias=bias)
         assert difference(wrong)
         assert not rounds_otherwise(wrong(steps.x), baseline(steps.x), [steps.x], 1e-6, steps.run, (0.0,))
+
+
+def test_a_model_that_rounds_nothing_is_judged_by_its_neighbours_too() -> None:
+    """Which of two right programs has the larger error at the one place that decides is chance: the baseline was luckier here. What
+    computes something else is refused still, in one place too, and so is everything where right answers are too far apart.
+    """
+    steep = Steps(layers=7, rounded=False)
+
+    def difference(model: Steps, plan: Run, wide: Any = None) -> str:
+        def lucky(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(o.float() for o in model.run()(x.double()))
+
+        return prove(plan, lucky, [[model.x]], 1e-6, wide or model.run, (None,)).difference
+
+    for plan in (steep.run(dtype=torch.float32), steep.run(101, torch.float32)):
+        assert not difference(steep, plan)
+        assert difference(steep, plan, lambda noise=0: steep.run())  # the neighbours are the reason
+    assert difference(steep, steep.run(dtype=torch.float32, bias=1e-5))
+    one = steep.run(dtype=torch.float32)(steep.x)[0].clone()
+    one[3, 5] += 1e-2
+    assert difference(steep, lambda x: (one,))
+    steeper = Steps(layers=14, rounded=False)
+    assert difference(steeper, steeper.run(dtype=torch.float32))
 
 
 def test_a_capture_whose_output_lies_on_a_half_is_taken() -> None:
