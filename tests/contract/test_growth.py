@@ -312,3 +312,32 @@ def test_caches_in_objects_grow_and_tensors_in_a_programs_hands_lie_as_the_model
                 torch.testing.assert_close(a, b)
                 assert a.stride() == b.stride() and torch.equal(a.view(2, -1), a.reshape(2, -1))
         assert appended_by(held) > 0 and appended_by(handing) == 0
+
+
+HOLDING: dict[str, Any] = {
+    "the tensor": lambda t: t,
+    "a view": lambda t: t[:, :, 1:3],
+    "the same memory without its history": lambda t: t.detach(),
+    "an array": lambda t: t.numpy(),
+}
+
+
+@pytest.mark.parametrize("how", HOLDING)
+def test_who_holds_an_older_cache_writes_to_that_one_alone(how: str) -> None:
+    x, mine, theirs = inputs(5, 2)[0], Held(), Held()
+    theirs.keys, theirs.values = mine.keys.clone(), mine.values.clone()
+    model = Decoder()
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        in_place = 0
+        for i in range(24):
+            held = [HOLDING[how](c.keys) for c in (mine, theirs)] if i % 4 == 3 else []
+            before = mine.keys.data_ptr()
+            torch.testing.assert_close(fast(x, mine), model(x, theirs))
+            in_place += mine.keys.data_ptr() == before
+            assert not held or mine.keys.data_ptr() != before
+            for older in held:
+                older[...] = 7.0
+            del held
+            torch.testing.assert_close(mine.keys, theirs.keys)
+            torch.testing.assert_close(mine.values, theirs.values)
+        assert in_place >= 5, "nobody held it, and it was copied"

@@ -56,6 +56,13 @@ def read_in_any_strides(graph: Graph) -> tuple[Growth, ...]:
     return tuple(g for g in growing(graph) if strided(graph.inputs[g.input]))
 
 
+def grown_results(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """Results that may lie in the memory of an input, with more behind it: (result, input)."""
+    names = [v.name for v in output_values(graph)]
+    return tuple((k, g.input) for g in read_in_any_strides(graph)
+                 for k, name in enumerate(names) if name == graph.nodes[g.node].outs[0].name)  # fmt: skip
+
+
 def read_anywhere(graph: Graph, inputs: Container[int]) -> Graph:
     """The graph with those of these inputs that are caches which grow as inputs of any strides."""
     grown = {graph.inputs[g.input].name for g in growing(graph) if g.input in inputs}

@@ -2,16 +2,22 @@
 
 A plan is a pure function. What the model's own code would have changed (a cache that grew, a buffer that was written) comes out of
 it as further results, and is written back when all of them are there.
+
+A cache that grew may share memory with what it was before (`backends.llvm.runs.growth`). In the model's own code the two have
+memory of their own, so a program that still holds the older one may write to it. Behind the call its own references are all that
+should be left of it: where there is another one, to the tensor or to its memory, the new one gets memory of its own at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hotfuse.analysis.growth import grown_results
 from hotfuse.base.state import changes_nothing, contents, finish, take_after
 from hotfuse.base.structure import Spec, Taken, take_call
 from hotfuse.frontends.captured import Captured, DeadDraw
@@ -30,6 +36,8 @@ class Effects:
     """Results that are such a tensor itself: (result, tensor)."""
     draws: tuple[DeadDraw, ...] = ()
     """Random numbers that the model draws and nobody reads: behind the call the generator is where it would be."""
+    grown: tuple[tuple[int, int], ...] = ()
+    """Results that may lie in the memory of one of the call's tensors, with more behind it: (result, tensor)."""
 
     @property
     def changes_arguments(self) -> bool:
@@ -54,6 +62,10 @@ class Effects:
         for k, i in self.returned:
             results[k] = leaves[i]
         result = finish(self.spec, results, holders)
+        if self.grown and (held := [k for k, i in self.grown if _held_elsewhere(results[k], leaves, i)]):
+            for k in held:
+                results[k] = results[k].clone()
+            result = finish(self.spec, results, holders)
         for i, new in zip(self.written, outs[behind:], strict=True):
             leaves[i].copy_(new)
         for draw in self.draws:
@@ -65,9 +77,22 @@ def effects_of(spec: Spec, captured: Captured) -> Effects | None:
     """None where a call changes nothing, draws nothing and gives nothing of what it was given."""
     if changes_nothing(spec) and not captured.written and not captured.draws:
         return None
-    return Effects(spec, captured.written, captured.returned, captured.draws)
+    return Effects(spec, captured.written, captured.returned, captured.draws, grown_results(captured.graph))
 
 
+_OURS, _OURS_OF_MEMORY = 2, 3
+"""References behind a call: the call's own list and the question itself; the two tensors and the question itself."""
+
+
+def _held_elsewhere(grown: torch.Tensor, leaves: Sequence[torch.Tensor], i: int) -> bool:
+    """Whether a result lies in the memory of a tensor of the call that somebody else can still reach."""
+    if grown.data_ptr() != leaves[i].data_ptr() or not leaves[i].numel():
+        return False
+    memory = grown.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+    return sys.getrefcount(leaves[i]) > _OURS or _uses_of_memory(memory) > _OURS_OF_MEMORY
+
+
+_uses_of_memory: Callable[[int], int] = torch._C._storage_Use_Count  # pyright: ignore
 _DRAW = {"rand": torch.rand, "randn": torch.randn}
 
 
