@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +20,7 @@ from hotfuse.analysis.growth import read_anywhere
 from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run
 from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import TENSOR, Spec, held_by_objects

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,7 @@ from hotfuse.backends.protocol import DeviceBackend
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import Pass, run, run_all
 from hotfuse.base.settings import Settings
 from hotfuse.compile import recipes, request_context

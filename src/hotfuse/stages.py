@@ -13,11 +13,12 @@ what it was. Texts are made when they are asked for; `llvm` and `asm` load the c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hotfuse.backends import registry
 from hotfuse.base.errors import InputError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import describe
 from hotfuse.ir.text import show
 from hotfuse.runtime.engine import Engine

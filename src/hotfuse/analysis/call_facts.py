@@ -15,10 +15,10 @@ they say the same. That is what lets the plans of one site share their checks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from hotfuse.analysis.growth import read_in_any_strides
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, dims_in, expr, show, sym, symbols
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType, TensorType

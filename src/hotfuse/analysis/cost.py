@@ -7,9 +7,9 @@ depends on data (a size nobody knows, how often a loop runs) is None, never a gu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, evaluate
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import ObjectType, OptionalType, SequenceType, TensorType, bits

@@ -12,7 +12,6 @@ all hold. Equal questions share a node, so the tree stays small.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hotfuse.analysis.call_facts import (
     Aligned,
@@ -30,6 +29,7 @@ from hotfuse.analysis.call_facts import (
     question,
 )
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 
 MAX_NODES = 2000
 MAX_DIFFERENCES = 400

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values, readers
 from hotfuse.ir.types import DType, TensorType

@@ -10,8 +10,9 @@ a call needs no guard on them.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Node, Value, output_values, readers
 from hotfuse.ir.retype import revalued
 from hotfuse.ir.types import STRIDED, ScalarType, TensorType

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, product, shape_of
 from hotfuse.analysis.uniform import SPREAD
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
 from hotfuse.ir.types import DType, ScalarType, TensorType

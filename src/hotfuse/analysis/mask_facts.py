@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from hotfuse.analysis.index_sums import IndexSums
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, Relation, carries, shape_of
 from hotfuse.analysis.uniform import SPREAD, evaluated, number_of
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
 from hotfuse.ir.types import ScalarType, TensorType

@@ -11,7 +11,6 @@ triangle. Facts hold under their assumption only, so values without an order are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +18,7 @@ from hotfuse.analysis.index_sums import aligned
 from hotfuse.analysis.mask_facts import MaskFact, MaskFactPass, MaskInput, constant_fact
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of
 from hotfuse.analysis.uniform import number_of
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from hotfuse.analysis.cost import graph_cost, value_bytes
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, output_values
 from hotfuse.ir.placed import placed
 from hotfuse.ir.types import TensorType

@@ -10,9 +10,9 @@ here; who makes a kernel of the nodes may compute it so, which is exact but for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hotfuse.analysis.convolution import STRAIGHT, is_convolution, is_transposed, padding_in_front
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Kind, Node, Value, makers
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.schema import argument

@@ -9,10 +9,11 @@ Peaks are estimates until the machine's own are measured; a verdict says how far
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 
 from hotfuse.analysis.cost import node_cost, value_bytes
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Node, output_values, sources
 from hotfuse.ops.table import Access, lookup
 

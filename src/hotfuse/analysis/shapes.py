@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, evaluate, show, solve, symbols
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import ScalarType, TensorType

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:  # a seam needs the names of what passes through it, and nothing else
     import torch

@@ -14,13 +14,14 @@ random numbers) stays a call from Python, and regions end there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from hotfuse.backends.pycode import Meaning, flat_function
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.ops.folded_conv import PREVIOUS, FoldedConv

@@ -6,10 +6,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from hotfuse.base.debug import DECISIONS, say
+from hotfuse.base.lazy_dataclass import dataclass
 
 EvidenceValue = str | int | float | bool | None
 

@@ -9,11 +9,12 @@ So a tensor takes part once `fix` was told of it, and a session tells it of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from hotfuse.base.errors import HotfuseError, InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 
 A = TypeVar("A")
 B = TypeVar("B")

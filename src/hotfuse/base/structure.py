@@ -22,7 +22,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -30,6 +29,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.lazy_dataclass import dataclass
 
 _CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format,
               torch.layout, Enum, slice, type(Ellipsis), type)

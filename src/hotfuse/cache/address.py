@@ -19,10 +19,11 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cache.notes import StartNotes
 
 SEEN = {

@@ -17,10 +17,10 @@ import hashlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cache.entry import EntryRefusal, Refused, read_head, write_head
 from hotfuse.cache.keys import TrustedKeys
 

@@ -20,10 +20,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cache.address import Address
 from hotfuse.cache.entry import EntryRefusal, Message, Refused, pack, unpack
 from hotfuse.cache.flight import flight

@@ -15,11 +15,11 @@ import hmac
 import os
 import secrets
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.lazy_dataclass import dataclass
 
 BYTES = 32
 USER_KEY = "cache.key"

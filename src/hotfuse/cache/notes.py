@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cache.entry import Refused, pack, unpack
 from hotfuse.cache.keys import TrustedKeys
 

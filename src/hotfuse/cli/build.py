@@ -20,13 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.cli.feeds import make_feeds
 from hotfuse.cli.output import console, print_json, reports_errors, rows

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from typing import Annotated, Literal
 
 import typer
 
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.cli.limits import MachineLimits, limits, show_limits
 from hotfuse.cli.output import heading, print_json, reports_errors, rows

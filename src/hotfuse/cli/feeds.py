@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import typer
 
 from hotfuse.base.errors import HotfuseError, InputError
+from hotfuse.base.lazy_dataclass import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import typer
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cli.feeds import Array, make_feeds, owning_up
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
 from hotfuse.cli.torch_models import is_torch_name, load_torch

@@ -15,11 +15,11 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run
 from hotfuse.base.settings import from_env
 

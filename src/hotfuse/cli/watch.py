@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cli.feeds import make_feeds, owning_up
 from hotfuse.cli.output import pairs, print_json, reports_errors
 from hotfuse.cli.torch_models import is_torch_name, load_torch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.partition.change import Diff
 
 COUNTED = ("compiled", "deduplicated", "replaced", "refused", "splits", "fusions", "fusions_tried", "fusions_refused",

@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile import pairs
 from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from hotfuse.analysis.quantized import weight_nodes
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Kind, Node, Param, Value, output_values, values_in

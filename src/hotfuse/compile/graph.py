@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from hotfuse.analysis.resources import Bound, ResourceUse, Work
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.value import Facts
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hotfuse.backends import registry
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.roofline import Roofline, roof
 from hotfuse.lower.cpu.host_core import host_core
 from hotfuse.lower.cpu.tiling import Core

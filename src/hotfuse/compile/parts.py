@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from hotfuse.backends.protocol import Run
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.variants.skips import Skips
 from hotfuse.compile.variants.variant_table import VariantTable

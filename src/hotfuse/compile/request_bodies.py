@@ -10,10 +10,11 @@ another version refuses. The schemas stand in `tests/golden/requests.txt`: whoev
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, ClassVar, Literal, Protocol
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.compile.request_context import RequestContext, RequestSettings, context_of, settings_of
 from hotfuse.compile.workers.schema import decoded, encoded

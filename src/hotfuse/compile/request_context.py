@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, get_args
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from hotfuse.backends import registry
 from hotfuse.backends.protocol import KernelBackend
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective, Precision, Settings, from_env
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import CachePlace, folder_at, where

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.kinds import GroupKind
 
 if TYPE_CHECKING:

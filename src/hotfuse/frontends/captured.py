@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.ship import TensorInfo
 from hotfuse.ir.graph import Graph
 from hotfuse.ops.torch_dtypes import named_dtype

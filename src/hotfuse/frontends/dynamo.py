@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.fx import Converted, PlaceholderRole, to_graph
 
 _STATIC = "_dynamo_static_input_type"

@@ -12,13 +12,14 @@ What belongs to the caller (inputs, parameters, buffers) may not be written: the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Value
 
 aten = torch.ops.aten

@@ -14,7 +14,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends import functional
 from hotfuse.frontends.captured import DeadDraw
 from hotfuse.frontends.functional import Cell, Storage, ViewStep

@@ -9,11 +9,11 @@ for a value whose type shows only at run time. Constants are placeholders, never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import fx
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ops import control, table
 
 

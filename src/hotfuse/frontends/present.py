@@ -14,7 +14,6 @@ import functools
 import itertools
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import nn
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, Captured
 

@@ -17,7 +17,6 @@ import sys
 import types
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -26,6 +25,7 @@ from torch import nn
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.lazy_dataclass import dataclass
 
 SMALL = 256
 """Most elements of a plain tensor that travels with its data."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 PRIOR = 1.0
 """What an arm that was never measured is thought to keep of a predicted gain."""

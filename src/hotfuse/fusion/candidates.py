@@ -16,10 +16,10 @@ Reasons say what can be known without building anything; the engine weighs the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from hotfuse.analysis.convolution import is_convolution
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import ANCHORS, Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import live_values

@@ -11,11 +11,12 @@ The verdict says whether a trial is worth its compile; the trial decides. An est
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from hotfuse.analysis.resources import Bound, CorePeaks, ResourceUse
 from hotfuse.base.events import EvidenceValue
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.groups import MAX_NODES
 from hotfuse.fusion.kinds import ANCHORS
 

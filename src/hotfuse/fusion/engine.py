@@ -14,10 +14,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective
 from hotfuse.fusion import looking
 from hotfuse.fusion.bandit import Bandit, Budget, Option

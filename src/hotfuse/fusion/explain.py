@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hotfuse.analysis.resources import CorePeaks
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.engine import FusionChoice, Planned
 from hotfuse.fusion.groups import Group

@@ -10,7 +10,7 @@ little it knows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import CorePeaks, library_seconds, roofline_seconds, work_of
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.hpm import model as hpm
 from hotfuse.hpm.work import Candidate

@@ -18,12 +18,13 @@ This is the rule a fused tier starts from; whether a group can be lowered, and w
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from hotfuse.analysis.attention import BOUNDED, PACKED, WHOLE, written
 from hotfuse.analysis.convolution import is_convolution, padding_in_front
 from hotfuse.analysis.experts import expert_products, has_kernel
 from hotfuse.analysis.quantized import byte_products
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.kinds import ANCHORS, WHOLE_GROUPS, GroupKind
 from hotfuse.fusion.reads import from_memory, reads_places
 from hotfuse.ir.dims import Dim, expr

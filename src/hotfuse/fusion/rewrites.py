@@ -9,8 +9,9 @@ Both are equal to the original in exact arithmetic, element by element. A new gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import GroupKind

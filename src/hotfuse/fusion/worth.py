@@ -8,8 +8,8 @@ Gains are in seconds, or for other objectives in what stands for a second: a cor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective
 from hotfuse.machine.energy import watts_per_core
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 import numpy as np
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.machine.peaks import LEVELS
 

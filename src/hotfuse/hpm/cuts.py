@@ -8,11 +8,11 @@ loop      whole turns of several vectors, then single vectors, then one of which
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.roofline import Column
 
 LATENCY = 4.0

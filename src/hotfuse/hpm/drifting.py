@@ -13,11 +13,10 @@ What was before a change is forgotten: if the newest samples of a part lie elsew
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.work import FAMILIES
 from hotfuse.machine.peaks import LEVELS
 

@@ -7,12 +7,13 @@ the tile is cut, a cache model how long its operands take to arrive.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.hpm import cuts
 from hotfuse.hpm.compiled import columns as native

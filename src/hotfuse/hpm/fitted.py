@@ -8,12 +8,12 @@ Few samples teach it much, and it goes on where trees would stay at their last l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm import passes
 from hotfuse.hpm.cuts import WIDE, Loops, Steps, usual
 from hotfuse.hpm.roofline import Column, Vector

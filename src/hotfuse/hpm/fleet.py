@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm import calibrate, forest, model
 from hotfuse.hpm.features import Features, derive, joined
 from hotfuse.hpm.model import PerformanceModel, TrainingRows, Vector

@@ -7,13 +7,14 @@ takes the steps (`hpm.compiled.walk`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.compiled import walk
 
 Vector = npt.NDArray[np.float64]

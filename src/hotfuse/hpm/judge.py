@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm import model as models
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import LENGTHS, PerformanceModel, TrainingRows, Vector, accuracy

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm import fitted, forest, phases, tiling_residuals
 from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import MACHINE, NAMES, Features, derive, joined

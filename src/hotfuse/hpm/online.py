@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.drifting import MIN_SAMPLES, PARTS, Seen, design, explained, outdated
 from hotfuse.hpm.model import Correction, Vector
 from hotfuse.hpm.work import FAMILIES

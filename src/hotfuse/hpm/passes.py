@@ -12,13 +12,13 @@ for the one before, along the whole reduction, and reads a strip of memory that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import Any
 
 import numpy as np
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.cuts import HEAVY, LARGE, LATENCY, LIGHT, usual
 from hotfuse.hpm.roofline import Column
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.work import NAMES, Matrix
 from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.peaks import LEVELS, MachinePeaks

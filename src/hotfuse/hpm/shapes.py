@@ -12,9 +12,9 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.dims import Dim, sym
 from hotfuse.ir.graph import Arg, Graph, Value

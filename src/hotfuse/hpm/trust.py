@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 MIN_WITHIN_20 = 0.7
 """The part of unseen kernels within 20% from which on forecasts decide: below, choosing by them lost 3 to 5%, above under 1%."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.analysis.cost import node_cost, value_bytes
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Arg, Graph, Node, Value
 from hotfuse.ir.types import TensorType, bits

@@ -8,9 +8,10 @@ A nested graph takes everything from outside as inputs, so nothing in it shows w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Node, Param, Value
 
 IF, LOOP, SCAN = "control.if", "control.loop", "control.scan"

@@ -14,9 +14,10 @@ Params are named tensors that live outside the graph, so a graph stays small pla
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Sym
 from hotfuse.ir.types import DType, Type
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir import dims
 from hotfuse.ir.graph import Arg, Graph, Loc, Node, Param, Value, map_values, output_values, sources, values_in
 from hotfuse.ir.text import show, show_arg, show_type

@@ -18,10 +18,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar, cast
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Graph, Node, Value, map_node, map_values, output_values, values_in
 from hotfuse.ir.text import show, show_arg, show_node, show_type
 from hotfuse.ir.types import ScalarType, Type

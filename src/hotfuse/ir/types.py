@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from enum import StrEnum
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 
 

@@ -6,8 +6,9 @@ Estimates made of these are compared with estimates alone, and every figure made
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from functools import cache
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

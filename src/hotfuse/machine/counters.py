@@ -16,8 +16,9 @@ import os
 import platform
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _HARDWARE, _SOFTWARE = 0, 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
 
 import torch
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 COPIED_BYTES = 1 << 22
 ROUNDS = 3

@@ -10,7 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 INTERVAL_S = 30.0
 THRESHOLD = 1.15

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.topology import read_text, topology
 

@@ -7,7 +7,8 @@ may clobber caller-saved registers only. x86 rows may read the tile configuratio
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 RETURNS = 90
 _X86_RETURN = "b85a000000c3"  # mov eax, 90; ret

@@ -12,8 +12,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.probe import usable_features
 from hotfuse.machine.topology import Topology, topology
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 Direction = Literal["read", "write"]
 LEVELS = ("L1", "L2", "L3", "memory")

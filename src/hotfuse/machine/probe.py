@@ -16,11 +16,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.features import RETURNS, Feature, known_features
 
 _TRIAL = Path(__file__).with_name("trial.py")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.cores import allowed, quota
 

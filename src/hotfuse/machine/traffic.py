@@ -14,10 +14,10 @@ import re
 import struct
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.counters import open_of_machine, reason
 from hotfuse.machine.topology import read_text
 

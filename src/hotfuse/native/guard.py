@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -31,6 +30,7 @@ from hotfuse.analysis.call_facts import (
 )
 from hotfuse.analysis.decision import Ask, DecisionDag, Hit, Miss
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, dims_in
 from hotfuse.ir.types import DType, bits
 from hotfuse.native import tensors

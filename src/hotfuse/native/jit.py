@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.native import link
 from hotfuse.native.target import CpuTarget
 

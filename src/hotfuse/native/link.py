@@ -17,11 +17,11 @@ import mmap
 import struct
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 
 X86_64 = 62
 _MAGIC = b"\x7fELF\x02\x01"

@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 
 _lock = threading.Lock()
 _SYMTAB, _FUNCTION = 2, 2

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.probe import usable_features
 from hotfuse.machine.topology import MemoryLevel, topology
 

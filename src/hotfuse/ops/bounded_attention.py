@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotfuse.ops.own.operator import own_operator
+
 NAME = "hotfuse.bounded_packed_attention"
 _FLASH = (torch.float16, torch.bfloat16)
 _MAX_WIDTH = 256
@@ -20,7 +22,7 @@ _EVEN = 8
 """Widths that the flash kernel takes are multiples of it."""
 
 
-@torch.library.custom_op("hotfuse::bounded_packed_attention", mutates_args=())
+@own_operator("hotfuse::bounded_packed_attention", __name__)
 def _bounded(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, offsets_k: Tensor | None, scale: float | None, longest: int,
     causal: bool,

@@ -8,12 +8,12 @@ Captures are the values a body uses from outside; they come last and are the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 
 Kind = Literal["if", "loop", "scan", "map"]
 Body = Callable[..., tuple[Any, ...]]

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ops.folded_conv import Activation, Affine, affine
 
 

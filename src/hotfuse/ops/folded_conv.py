@@ -12,13 +12,13 @@ small, and cost 10 to 20 times as much for sizes that want another order than th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hotfuse.base.fixed_weights import made_of
+from hotfuse.base.lazy_dataclass import dataclass
 
 Activation = Literal["none", "relu", "hardswish"]
 

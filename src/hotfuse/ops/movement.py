@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hotfuse.ops.own.operator import own_operator
 from hotfuse.ops.table import Access, defop, defops
 
 _M = Access.MOVEMENT
@@ -48,7 +49,7 @@ defops(
 APPEND = "hotfuse.append.default"
 
 
-@torch.library.custom_op("hotfuse::append", mutates_args=())
+@own_operator("hotfuse::append", __name__)
 def _append(past: Tensor, new: Tensor, dim: int) -> Tensor:
     return torch.cat((past.movedim(dim, 0), new.movedim(dim, 0))).movedim(0, dim)
 

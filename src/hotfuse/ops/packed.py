@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import InputError
+from hotfuse.ops.own.operator import own_operator
 
 NAME = "hotfuse.packed_attention"
 _OFFSETS = (torch.int32, torch.int64)
@@ -45,7 +46,7 @@ def packed_attention(
     return torch.ops.hotfuse.packed_attention(query, key, value, offsets, offsets_k, scale, left, right, bias)
 
 
-@torch.library.custom_op("hotfuse::packed_attention", mutates_args=())
+@own_operator("hotfuse::packed_attention", __name__)
 def _packed_attention(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, offsets_k: Tensor | None = None,
     scale: float | None = None, left: int = -1, right: int = -1, bias: Tensor | None = None,

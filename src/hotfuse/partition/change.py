@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import EvidenceValue
+from hotfuse.base.lazy_dataclass import dataclass
 
 MAX_HISTORY = 256
 """Diffs a partitioning remembers; older ones are counted only."""

@@ -6,9 +6,9 @@ order. Each cut carries its reason; later tiers adjust the partitioning, and eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Kind, Node
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.table import Access, lookup

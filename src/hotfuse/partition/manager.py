@@ -13,9 +13,10 @@ index in one base graph that no adjustment touches, so node lists stay valid whi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.base.events import EvidenceValue
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, makers
 from hotfuse.partition.change import CannotChange, Diff, History, PartitionChange
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of

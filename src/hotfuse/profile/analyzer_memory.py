@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.profile.drift import Stream
 from hotfuse.profile.predict import StreamPredictor, class_of
 from hotfuse.profile.records import MAX_RANK, Flag, RecordKind, split

@@ -19,7 +19,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 RATE = 1e-3
 SHORT, LONG = 32, 128

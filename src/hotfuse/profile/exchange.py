@@ -14,12 +14,13 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Table, delete, func, insert, select, update
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.profile import schema as s
 from hotfuse.profile.store import Store

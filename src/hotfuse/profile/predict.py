@@ -7,8 +7,9 @@ them. What the stream's best predictor expects now is the prediction, and its re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.profile.stats import DECAY, Outcomes
 
 FREQUENT, LAST, FOLLOWS = "most frequent", "same as last", "follows the last"

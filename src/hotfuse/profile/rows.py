@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.lazy_dataclass import dataclass
 
 Source = Literal["calibrate", "serve", "race"]
 """Who measured: calibration, the plan that serves, or a race between two plans."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import (
     BigInteger,
@@ -31,6 +30,8 @@ from sqlalchemy import (
     select,
     update,
 )
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 metadata = MetaData()
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

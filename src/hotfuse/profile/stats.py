@@ -7,7 +7,9 @@ fades instead of being cut off.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 DECAY = 0.99
 INNER = 16

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.exchange import Exchange
 from hotfuse.profile.store import Store

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from hotfuse.analysis.call_facts import fact_text, facts_of
 from hotfuse.analysis.ties import all_tied, quanta_of
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.ir.graph import Graph

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.cores import usable_cores
 from hotfuse.runtime.epochs import epochs
 

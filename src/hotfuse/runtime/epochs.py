@@ -29,9 +29,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hotfuse.base.faults import steady
+from hotfuse.base.lazy_dataclass import dataclass
 
 PAUSE_S = 0.002
 """Between two looks; also how long a thing is out of reach at least before it is freed."""

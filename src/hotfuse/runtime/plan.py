@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from hotfuse.backends.protocol import Artifact, Backend, LoadedRun, Run
 from hotfuse.backends.pycode import flat_function
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.account import Account
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
 from hotfuse.ir.subgraph import extract

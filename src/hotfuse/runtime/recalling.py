@@ -10,9 +10,9 @@ makes) shows in the watch over the model, and everything is made again as for a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.runtime.plan import Plan

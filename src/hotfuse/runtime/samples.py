@@ -13,10 +13,10 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.heap import heap
 
 Signature = tuple[int, ...]

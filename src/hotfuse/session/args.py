@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, ValueInfoProto, shape_inference
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.model import DeclaredDim, OnnxModel, Port, PortType
 
 _GENERATED = "unk__"

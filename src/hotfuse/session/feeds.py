@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.model import DeclaredDim, Port, PortType
 from hotfuse.frontends.onnx.values import BY_CODE, BY_NUMPY, ELEMS, Elem, Value, from_any, from_numpy, to_numpy
 from hotfuse.session.args import tensor_shape

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.values import BY_CODE, BY_NUMPY, Elem, from_numpy
 from hotfuse.session.errors import Unavailable, UnsupportedFeed
 from hotfuse.session.providers import devices

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.session.errors import InvalidArgument, WrongCall
 
 CPU = "CPUExecutionProvider"

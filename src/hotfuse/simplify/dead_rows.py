@@ -13,11 +13,12 @@ That is a fact of the graph, so there is no guard. It is done only where a produ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.analysis.layouts import possible_sizes, relaid
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of, whole
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, output_values, unused_name
 from hotfuse.ir.types import TensorType
 from hotfuse.ir.verify import verify

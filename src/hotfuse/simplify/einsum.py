@@ -12,11 +12,12 @@ sums, rows or columns, and one of more than two tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.analysis.layouts import possible_sizes, relaid
 from hotfuse.analysis.row_axes import product
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, unused_name
 from hotfuse.ir.types import TensorType

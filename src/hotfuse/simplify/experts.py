@@ -10,8 +10,9 @@ An id that is no expert's number is a fault of the call in the kernel, and the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, map_node, map_values, output_values, readers, unused_name
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.own.experts import ORDER, PRODUCT

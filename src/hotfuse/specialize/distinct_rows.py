@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from hotfuse.analysis.index_sums import without_identity_reads
 from hotfuse.analysis.mask_facts import MaskInput, RowPlaces
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of, whole
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values
 from hotfuse.ir.types import ScalarKind, ScalarType, TensorType

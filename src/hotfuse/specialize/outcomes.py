@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.specialize.table import ROWS, row
 
 DOUBT = 4.0

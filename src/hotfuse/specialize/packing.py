@@ -17,7 +17,7 @@ one live row in each sequence. Equal in real arithmetic as long as what dead row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import torch
@@ -25,6 +25,7 @@ import torch
 from hotfuse.analysis.mask_facts import MaskInput, RowPlaces, mask_facts
 from hotfuse.analysis.ordered_masks import ordered_facts
 from hotfuse.analysis.row_axes import shape_of, whole
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values, unused_name
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType

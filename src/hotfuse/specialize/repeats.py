@@ -12,9 +12,10 @@ than kept: they cost nothing, and a view of what is kept would be a second name 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.analysis.cost import node_cost
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import TensorType

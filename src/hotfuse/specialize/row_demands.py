@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from hotfuse.analysis.attention import FUSED, written
 from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, RowPlaces
 from hotfuse.analysis.ordered_masks import OrderedFact
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of, whole
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Node, Value, makers, output_values
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument

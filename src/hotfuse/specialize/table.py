@@ -7,7 +7,7 @@ this table, the outermost first. To add a specialization: a row here, a strategy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hotfuse.base.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from hotfuse.base.errors import HotfuseError, InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType

@@ -13,7 +13,6 @@ literal becomes a tile by `fill`, an integer expression by `index`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.types import DType
 from hotfuse.tile import meaning as m
 from hotfuse.tile import rules as r

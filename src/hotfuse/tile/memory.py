@@ -7,13 +7,13 @@ the address would still lie inside the allocation, so running a kernel in NumPy 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.types import DType
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -17,9 +17,10 @@ sizes are symbols and specialized when they are numbers: one description serves 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Loc
 from hotfuse.ir.types import DType

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse
 

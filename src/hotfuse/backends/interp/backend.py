@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.protocol import Artifact, BoundKernel, CompiledKernel, KernelBackend, LoadedKernel, LoadedRun, Run
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, output_values
 from hotfuse.ir.types import DType, Layout, TensorType

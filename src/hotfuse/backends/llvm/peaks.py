@@ -10,7 +10,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from hotfuse.backends.llvm import peaks_code
 from hotfuse.backends.llvm.runs.abi import entry
 from hotfuse.backends.llvm.threads.parallel import runtime
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.lower.common.pack import aligned
 from hotfuse.machine.peaks import Bandwidth, Direction, ForkCost, MachinePeaks, Rate
 from hotfuse.machine.topology import Topology, topology

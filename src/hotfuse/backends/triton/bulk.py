@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, dims_in, expr
 from hotfuse.ir.types import DType
 from hotfuse.tile.program import Buffer, TileAccess

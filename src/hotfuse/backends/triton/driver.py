@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
 
 from hotfuse.backends.device_code import BuiltDeviceKernel, TensorDescriptor
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.lazy_dataclass import dataclass
 
 _SHARED_LIMIT = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""

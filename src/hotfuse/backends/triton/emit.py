@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from hotfuse.backends.triton.bulk import ELEMENT_BYTES, MatrixBlock, bulk_load
 from hotfuse.backends.triton.grid import GridNest, last_value, nests, turns_range
@@ -41,6 +41,7 @@ from hotfuse.backends.triton.instructions import (
 )
 from hotfuse.backends.triton.schedule import loads_first, sums
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, sym
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.errors import CannotLower

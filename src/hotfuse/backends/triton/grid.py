@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.tile.program import Loop, LoopKind, Stmt
 

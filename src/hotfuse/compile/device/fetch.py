@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from hotfuse.backends.library import meaning
 from hotfuse.backends.protocol import LaunchedKernel, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels

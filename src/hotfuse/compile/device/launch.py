@@ -7,13 +7,14 @@ copied first, and counted: calls of one kind bring the same strides, so that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from hotfuse.backends.protocol import LaunchedKernel
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.types import TensorType

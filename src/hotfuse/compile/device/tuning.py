@@ -8,7 +8,8 @@ It goes on until no exchange helps, or the time for it is over. Every candidate 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 LIBRARY = -1
 """The choice of no kernel."""

@@ -9,7 +9,7 @@ A worker has no device. So nothing is timed here: every kernel that is likely to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from hotfuse.analysis.attention import BOUNDED, FUSED
@@ -18,6 +18,7 @@ from hotfuse.analysis.sorts import is_sort
 from hotfuse.backends import registry
 from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, LaunchShape
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import Pass, Where, run, run_all
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.compile import request_context

@@ -13,11 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
 from hotfuse.base.errors import CaptureError, HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.compilation import Executor
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure

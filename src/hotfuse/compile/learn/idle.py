@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile import request_context
 from hotfuse.compile.compilation import Executor
 from hotfuse.compile.host import this_host

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
 
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile import request_context
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure

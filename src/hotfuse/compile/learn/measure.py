@@ -11,13 +11,14 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
 
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.protocol import CompiledKernel
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.request_bodies import KernelRequest, Request
 from hotfuse.compile.request_context import asked, kernels
 from hotfuse.compile.variants.trial import drawn, tamed

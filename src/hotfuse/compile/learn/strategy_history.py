@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.request_bodies import LearnedRequest, Request
 from hotfuse.compile.request_context import ARMS, SPECIALIZATIONS, STRATEGIES, RequestContext, RequestSettings
 from hotfuse.compile.workers import wire

@@ -7,8 +7,8 @@ wanted of a buffer that it covers, and then the result has the view's shape; or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.run.lanes import ForkSpan, allocate_lanes, planned_forks, touched
 from hotfuse.compile.run.plan import RunPlanner
 from hotfuse.compile.run.steps import (

@@ -7,11 +7,12 @@ decides (`runtime.tierup.improve`). Towers of a model, heads behind one trunk an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from math import inf
 
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.run.plan import RunPlanner
 from hotfuse.compile.run.steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
 from hotfuse.ir.dims import Dim, evaluate, symbols

@@ -9,8 +9,9 @@ iteration to the next, and stacks whose length only the run tells, stay with the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.run.plan import RunPlanner, moved
 from hotfuse.compile.run.steps import (
     GraphScope,

@@ -10,11 +10,12 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import Pass, Where, run_all
 from hotfuse.compile.kept import verdict
 from hotfuse.compile.request_bodies import RunsRequest

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value

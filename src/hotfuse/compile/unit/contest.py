@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate
 from hotfuse.compile.variants.served_threads import as_served

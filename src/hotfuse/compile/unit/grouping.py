@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hotfuse.analysis.growth import read_in_any_strides
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import Pass, Where
 from hotfuse.base.settings import Objective
 from hotfuse.compile.unit.planning import Gate, adjusted, arranged

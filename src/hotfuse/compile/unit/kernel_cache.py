@@ -9,12 +9,13 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar
 
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import Pass, Where, run
 from hotfuse.base.settings import Precision
 from hotfuse.compile.host import host_core

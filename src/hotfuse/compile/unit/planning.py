@@ -8,8 +8,8 @@ library runs a group is left to the trial, which measures it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective
 from hotfuse.compile.learn.learned import foresight, trust
 from hotfuse.compile.request_context import strategies

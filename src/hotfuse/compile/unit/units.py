@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
 from hotfuse.analysis.resources import library_seconds, roofline_seconds, used, work_of
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run_all
 from hotfuse.base.settings import Objective
 from hotfuse.compile import request_context

@@ -12,11 +12,12 @@ Which of them is best where is a question for `fusion.crossover`, first by predi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.analysis.attention import FUSED
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import CorePeaks, roofline_seconds, work_of
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.variants import precision_variants
 from hotfuse.fusion.crossover import Variant
 from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols

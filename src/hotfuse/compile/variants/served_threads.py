@@ -16,11 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 WINDOW_S = 0.06
 """How long cores are watched: six ticks of the system's accounts."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import CompiledCandidate, Shelf
 from hotfuse.compile.request_context import kernels

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 SKIP = "rows of zeros"
 """What a request calls it."""

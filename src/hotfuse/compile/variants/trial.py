@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from hotfuse.analysis.ties import Quantum, quanta, tied
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.protocol import CompiledKernel, Run
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import BF16_RTOL
 from hotfuse.compile.request_context import kernels
 from hotfuse.compile.variants.served_threads import as_served

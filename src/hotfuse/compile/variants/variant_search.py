@@ -11,10 +11,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import CompiledCandidate
 from hotfuse.compile.request_context import kernels

@@ -8,9 +8,10 @@ Kernels are numbers in whoever's list holds them; -1 is the library.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim
 

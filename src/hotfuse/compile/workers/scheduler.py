@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.cores import allowed, usable_cores
 
 BURST_S = 0.5

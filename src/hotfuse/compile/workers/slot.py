@@ -10,11 +10,12 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Workers
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.priority import LOWEST, chosen_by_user, may_raise

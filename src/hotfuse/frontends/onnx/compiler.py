@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
 import torch
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import constant_folding, control, fallback, limits
 from hotfuse.frontends.onnx.model import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxNode
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, NodeCtx, Program, ProgramStep

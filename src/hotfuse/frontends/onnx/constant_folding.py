@@ -11,11 +11,12 @@ is made of those (`OnnxModule.run_with`), and prepared anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import control, limits
 from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.int8.qdq import on_bytes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.frontends.onnx.windows import conv_window

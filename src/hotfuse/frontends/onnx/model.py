@@ -11,9 +11,10 @@ Absent optional inputs and outputs are empty names, as in the file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.values import BY_CODE, Value
 
 PortKind = Literal["tensor", "sparse", "sequence", "optional", "map", "unknown"]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
 
 from hotfuse.base.errors import HotfuseError, ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import fallback
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode
 from hotfuse.frontends.onnx.registry import OpFn, Prepare

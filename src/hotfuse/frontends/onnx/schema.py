@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import onnx
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode, PortType
 from hotfuse.frontends.onnx.values import is_tensor
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from onnx import SparseTensorProto, TensorProto, numpy_helper
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.values import BY_CODE, Elem, Value, from_numpy
 
 _STRING = 8

@@ -7,7 +7,6 @@ of `str`; 4-, 6- and 2-bit numbers are NumPy arrays of the `ml_dtypes` types; se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.types import DType
 
 Value = Any

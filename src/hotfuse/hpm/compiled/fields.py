@@ -8,8 +8,8 @@ seen (another interpreter) there are no fields, and `hpm.row_cache` asks objects
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph, Kind, Loc, Node, Param, Value

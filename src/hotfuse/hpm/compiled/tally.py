@@ -6,11 +6,10 @@ of values become columns of edges. What is told of nodes besides is what `hpm.re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.recompute_factor import POINTWISE

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hotfuse.analysis.attention import FUSED, written
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.lower.common.errors import CannotLower

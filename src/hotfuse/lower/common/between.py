@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Node, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands

@@ -12,9 +12,10 @@ by `cat` or `pad`, makes its counter's loop run piece by piece (`SplitLoop`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr, sym, symbols
 from hotfuse.lower.common.algebra import (
     add,

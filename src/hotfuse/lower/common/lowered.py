@@ -7,10 +7,11 @@ with strides known only at run time is a buffer of its own shape whose strides a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, symbols
 from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.types import Layout, TensorType, dims_of

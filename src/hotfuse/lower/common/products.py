@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands

@@ -9,9 +9,10 @@ is packed beside the weight, Σx is computed only where zw' is not 0. Sums stay 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.analysis.quantized import PRODUCTS, ByteProduct, Factor, byte_products
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Value, map_values
 from hotfuse.ir.types import DType, TensorType

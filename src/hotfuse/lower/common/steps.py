@@ -7,8 +7,8 @@ The evaluator (`lower.common.values`) writes instructions along these steps; pla
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import TensorType

@@ -6,8 +6,9 @@ The loops are planned from this. Pieces (`cat`, `pad`) are followed in all their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Node, Value
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
 from hotfuse.lower.common.index import Position, Space, counters_in, counters_of

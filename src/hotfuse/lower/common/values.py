@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, dims_in, expr
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 Array = npt.NDArray[Any]
 Matrix = tuple[tuple[Fraction, ...], ...]

@@ -11,8 +11,7 @@ other. The sum of a block is short, so the result is also closer to the exact on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, Layout, TensorType

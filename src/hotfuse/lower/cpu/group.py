@@ -10,9 +10,10 @@ output that it is anyway (`stages`). So is what would be computed at many places
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hotfuse.analysis.sorts import is_sort, refusal
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import sym, symbols
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources
 from hotfuse.ir.types import TensorType, dims_of

@@ -7,8 +7,8 @@ are expressions over the kernel's sizes, evaluated by the caller and by the code
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, evaluate, expr
 from hotfuse.ir.types import size_of
 from hotfuse.tile.program import OWN, Buffer, BufferKind, Kernel

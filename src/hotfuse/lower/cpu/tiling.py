@@ -9,8 +9,8 @@ fit the register file. The wider and higher the tile, the fewer loads per multip
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Precision
 from hotfuse.ir.dims import Dim
 

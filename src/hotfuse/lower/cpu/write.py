@@ -7,9 +7,10 @@ only some lanes exist. Values that do not change inside a loop are computed befo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Value
 from hotfuse.lower.common.algebra import add, at_most, mul, sub

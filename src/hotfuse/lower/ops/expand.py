@@ -11,7 +11,6 @@ is converted to the element type that the graph says the result has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
@@ -20,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Node, Value, values_in
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType

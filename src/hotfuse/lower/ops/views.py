@@ -8,10 +8,10 @@ is copied: positions compose until a load is reached.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Node, Value
 from hotfuse.ir.types import ScalarKind, ScalarType, TensorType

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 
 from hotfuse.analysis.convolution import is_convolution
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
 from hotfuse.ir.rewrite import Context, Measure, Replacement, Rule, apply

@@ -10,9 +10,9 @@ in two such buffers meet in one set of the first cache.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, evaluate, expr
 from hotfuse.lower.common.algebra import normal, same
 

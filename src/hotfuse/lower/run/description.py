@@ -10,11 +10,11 @@ constants, which only that process knows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType, Layout
 from hotfuse.lower.run.forks import Fork

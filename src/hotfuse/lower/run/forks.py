@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 _ON = 0
 TAKEN = 1

@@ -10,8 +10,8 @@ result's own counters, the result is a view, whatever the op is called, and cost
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Kind, Node, Value
 from hotfuse.ir.types import Layout, ScalarType, TensorType

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hotfuse.ops import costs
+from hotfuse.ops.own.operator import own_operator
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, defop
 
@@ -21,7 +22,7 @@ ORDER, PRODUCT = "hotfuse.expert_order", "hotfuse.grouped_mm"
 EXPERT_OPS = frozenset({ORDER, PRODUCT})
 
 
-@torch.library.custom_op("hotfuse::expert_order", mutates_args=())
+@own_operator("hotfuse::expert_order", __name__)
 def _expert_order(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     order = torch.sort(ids, stable=True).indices
     rank = torch.empty_like(order)
@@ -35,7 +36,7 @@ def _order_like(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(ids), torch.empty_like(ids), ids.new_empty((experts,), dtype=torch.int32)
 
 
-@torch.library.custom_op("hotfuse::grouped_mm", mutates_args=())
+@own_operator("hotfuse::grouped_mm", __name__)
 def _grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     out = x.new_zeros((x.shape[0], weight.shape[2]))
     start = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from hotfuse.analysis.registers import parallel_iterations
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.request_bodies import PartitionTimes
 from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
 from hotfuse.ir.text import show

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ import torch
 
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import steady
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.request_bodies import IdleRequest, Request
 from hotfuse.compile.request_context import RequestContext, RequestSettings
 from hotfuse.compile.workers import service, wire

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import output_values
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Subject

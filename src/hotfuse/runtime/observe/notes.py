@@ -6,9 +6,9 @@ A look that fails is counted and never touches the call.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.profile.records import Batch, Subject
 from hotfuse.runtime.observe.points import Point
 

@@ -12,9 +12,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.table import Access, lookup, packet

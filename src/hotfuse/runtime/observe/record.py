@@ -19,13 +19,14 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import program
 from hotfuse.compile.request_context import context_of

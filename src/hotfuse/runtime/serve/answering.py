@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry

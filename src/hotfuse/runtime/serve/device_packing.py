@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from hotfuse.backends.protocol import RecordedRun, Run
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.runtime.serve.rests import Rest
 from hotfuse.specialize.packing import PackedInput

@@ -17,13 +17,13 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from hotfuse.analysis.call_facts import Facts, fact_text
 from hotfuse.analysis.decision import DecisionDag, decide
 from hotfuse.base.errors import HotfuseError, InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.serve.check import python_select
 from hotfuse.runtime.serve.guards import python_guard

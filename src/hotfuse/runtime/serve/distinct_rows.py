@@ -7,13 +7,14 @@ after several of those in a row nobody looks for a while (`runtime.serve.rests`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import torch
 
 from hotfuse.backends.protocol import Run
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.runtime.serve.rests import Rest
 
 Array = np.ndarray[Any, Any]

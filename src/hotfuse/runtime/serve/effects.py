@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hotfuse.analysis.growth import grown_results
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.state import changes_nothing, contents, finish, take_after
 from hotfuse.base.structure import Spec, Taken, take_call
 from hotfuse.frontends.captured import Captured, DeadDraw

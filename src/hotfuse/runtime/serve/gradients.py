@@ -26,7 +26,6 @@ import operator
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hotfuse.base.errors import CallFault, InternalError
 from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import TENSOR, Spec, flatten, unflatten
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 

@@ -17,12 +17,12 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hotfuse.backends.protocol import Run
+from hotfuse.base.lazy_dataclass import dataclass
 
 MOST_CONTENTS = 4
 """Contents of the repeated inputs for which results are kept."""

@@ -8,7 +8,7 @@ made when it is first needed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.protocol import Artifact, CompiledKernel, KernelBackend, LoadedKernel, LoadedRun, Run
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.parts import KernelCode, RunBody, RunParts, at_rest, renamed, stored
 from hotfuse.compile.variants.variant_table import LIBRARY, VariantTable
 from hotfuse.ir.dims import evaluate

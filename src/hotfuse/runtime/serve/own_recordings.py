@@ -21,7 +21,6 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +30,7 @@ from hotfuse.backends.protocol import RecordingDevice, Replay
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.faults import error_text
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.base.state import changes_nothing, contents, take_after
 from hotfuse.base.structure import Spec, StructureBuilder, builder, take_call

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from hotfuse.backends.protocol import Run
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.runtime.serve.rests import Rest
 from hotfuse.specialize.packing import PackedInput, Packing
 

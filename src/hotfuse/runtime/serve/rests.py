@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hotfuse.base.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ code from the condition on. Nothing that takes time is computed twice, so a wron
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hotfuse.backends.protocol import Run
+from hotfuse.base.lazy_dataclass import dataclass
 
 Ask = Callable[..., bool]
 """The condition as a function of the graph's inputs."""

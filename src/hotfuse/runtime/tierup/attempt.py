@@ -9,13 +9,14 @@ Whoever proposes one (`runtime.tierup.tier1`, `runtime.tierup.tier2`, `runtime.t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.events import Action, EvidenceValue, Why
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, Demand
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
 from hotfuse.ir.graph import Graph

@@ -18,11 +18,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 from typing import Any
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.tierup.race import ALPHA, growth

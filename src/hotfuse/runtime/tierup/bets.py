@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from hotfuse.backends.protocol import Run
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import BetCount, Condition, Plan

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hotfuse.base.events import EvidenceValue
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.machine.energy import EnergyMeter, Source, meters, watts_per_core
 from hotfuse.runtime.plan import Plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from hotfuse.analysis.attention import FUSED
 from hotfuse.analysis.mask_facts import MaskInput, mask_axes
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.literals import with_numbers
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, TensorType

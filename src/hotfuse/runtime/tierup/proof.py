@@ -13,7 +13,6 @@ again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +22,7 @@ from hotfuse.analysis.ties import Quantum, all_tied
 from hotfuse.backends.library import meaning
 from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.retype import widened
 from hotfuse.machine.device_clock import clock_of

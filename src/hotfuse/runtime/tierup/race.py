@@ -17,13 +17,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import comb
 from statistics import median
 from typing import Any
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.device_clock import clock_of
 
 MARGIN = 0.97

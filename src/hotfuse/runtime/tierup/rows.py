@@ -7,10 +7,11 @@ value is the chance that it wins its race, times both. Looking takes microsecond
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from hotfuse.base.events import EvidenceValue
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.branches import control_name
 from hotfuse.profile.predict import ALL
 from hotfuse.runtime.site import Entry, Site

@@ -7,10 +7,11 @@ a second side (`lower.cpu.gemm.skipping`, `lower.cpu.gemm.sparse`), switched by 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.request_context import EVERY, text_id
 from hotfuse.compile.variants.skips import SKIP, SPARSE
 from hotfuse.ir.graph import Graph, Node, Value

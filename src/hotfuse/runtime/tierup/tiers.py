@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from hotfuse.base.lazy_dataclass import dataclass
 
 NODES_PER_STEP = 256
 """A graph of so many nodes doubles the number of calls it must serve before it is compiled."""

@@ -7,11 +7,11 @@ Integer division never traps: by zero it gives zero, and the one quotient that d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hotfuse.backends.llvm.emission import convert
 from hotfuse.backends.llvm.emission.code import FLOATS, HALVES, UNSIGNED, Fn, Val, element, is_constant, suffix, vec
 from hotfuse.backends.llvm.emission.state import FunctionState, lanewise
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.types import DType, bits
 from hotfuse.tile.program import Instr
 

@@ -13,10 +13,11 @@ import contextlib
 import math
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, substitute, symbols
 from hotfuse.ir.types import DType
 from hotfuse.native.division import floored

@@ -8,7 +8,6 @@ exist are masked off; what is known to exist needs no mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hotfuse.backends.llvm.emission.code import (
     CodeScope,
@@ -25,6 +24,7 @@ from hotfuse.backends.llvm.emission.code import (
 from hotfuse.backends.llvm.emission.convert import half_bits
 from hotfuse.backends.llvm.emission.state import FunctionState, access_of, attr, indices
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.types import DType, size_of
 from hotfuse.tile.program import Buffer, BufferKind, Instr, TileAccess, TileType

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hotfuse.backends.llvm.emission.code import Fn, Val, element, number, row_count
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.tile.program import Instr, Kernel, Loop, Operand, Tile, TileAccess, TileType
 
 

@@ -28,10 +28,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from hotfuse.backends.llvm.threads import alone
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.target import host

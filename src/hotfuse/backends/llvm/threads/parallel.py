@@ -11,11 +11,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from hotfuse.backends.llvm.threads import fork_join
 from hotfuse.backends.llvm.threads.fork_join import ForkJoin, fork_join_of
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.toolchain import helper_object

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.domains.ml import chosen, post_transformed
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.int8.storage import LIMITS, QUANTIZED, available, bytes_of, number, quantized_view, stored
 from hotfuse.ops.folded_conv import Window
 

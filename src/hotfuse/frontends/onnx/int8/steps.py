@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.int8.storage import QUANTIZED
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.values import Value

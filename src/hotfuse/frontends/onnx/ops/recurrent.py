@@ -8,7 +8,6 @@ shorter than the others needs its state frozen, which torch cannot do for the LS
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.registry import Ctx, DataDependent, Prepare, Prepared, Varies, onnx_op
 from hotfuse.ops import one_step
 

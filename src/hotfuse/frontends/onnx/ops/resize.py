@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 

@@ -8,7 +8,7 @@ from known to unknown, so this ends).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_symbols
 
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.leaf import UNKNOWN, ControlLeaf, Leaf
 from hotfuse.frontends.onnx import control, leaves
 from hotfuse.frontends.onnx.model import OnnxGraph

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +31,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.types import ROW_MAJOR
 from hotfuse.ops.torch_types import layout_of
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.leaf import UNKNOWN
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.tracing import shape_algebra

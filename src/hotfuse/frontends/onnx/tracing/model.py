@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.leaf import UNKNOWN
 from hotfuse.frontends.onnx.interp import OnnxModule

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.overrides import TorchFunctionMode
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.leaf import UNKNOWN, Leaf
 from hotfuse.frontends.onnx import leaves
 from hotfuse.frontends.onnx.constant_folding import RANDOM

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.tile.build import KernelBuilder, remaining

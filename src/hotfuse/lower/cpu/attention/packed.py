@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 
 from hotfuse.analysis.attention import PACKED
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType

@@ -9,8 +9,9 @@ added to it, lies plane by plane, squares of as many pixels as channels are take
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import DType, TensorType

@@ -9,9 +9,10 @@ over the same image, with every so manieth element of the window, turned round:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.analysis.convolution import Pads, is_convolution, is_transposed, padding_in_front
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, map_values, sources
 from hotfuse.ir.types import DType, TensorType

@@ -12,8 +12,9 @@ pixels at the borders one by one, those between them in the highest blocks that 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.lower.common.algebra import add
 from hotfuse.lower.cpu import tiling

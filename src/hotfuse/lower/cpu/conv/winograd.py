@@ -18,8 +18,9 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul

@@ -13,8 +13,9 @@ at K's end are zeros on both sides. B's panels are those of products by pairs of
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu import division

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType, bits
 from hotfuse.lower.cpu import division

@@ -7,8 +7,9 @@ counts the same rows in another way is then nothing at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.retype import revalued

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu.gemm.gemm import Finish, FinishedTile, let

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu.gemm.gemm import Finish, FinishedTile, Product, let, sums

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.lower.common.lowered import BufferView
 from hotfuse.lower.cpu.tiling import Core, GemmTiling, rows_for

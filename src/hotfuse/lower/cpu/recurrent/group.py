@@ -10,11 +10,11 @@ element comes from is found by running those nodes on element numbers.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
 from hotfuse.ir.types import DType

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import torch
 
 from hotfuse.analysis.call_facts import Facts
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.value import GENERATE, Demand
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import Plan

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Sym
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import BetCount, Plan

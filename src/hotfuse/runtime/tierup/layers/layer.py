@@ -14,13 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from hotfuse.analysis.call_facts import Facts
 from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 from hotfuse.runtime.plan import BetCount, Condition, Plan, PlanMemory

@@ -6,10 +6,10 @@ The guard is asked on every call, of the very tensor that came: a mask that hide
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from hotfuse.analysis.call_facts import AllEqual, Dense, Facts, inputs_of
 from hotfuse.base.errors import InternalError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.profile.predict import ALL

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
 from hotfuse.runtime.observe.repeats import InputRepeats

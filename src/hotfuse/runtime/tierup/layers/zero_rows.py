@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.request_context import EVERY
 from hotfuse.compile.variants.skips import SKIP
 from hotfuse.ir.graph import Graph
