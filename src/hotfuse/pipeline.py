@@ -248,7 +248,8 @@ def _recordings(found: WeightedGraph, job: Job) -> Plan:
     run = backend.recorded(plan.run, device, in_background, _differ(job.settings))
     artifacts = tuple(replace(a, backend=f"recorded on {device.type}") for a in plan.artifacts)
     note = f"library kernels on {device} are replayed as {backend.records}; no kernels are generated for it"
-    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(note,), counters=run.counters)
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(note,), counters=run.counters, ahead=run.replayed,
+                   holds=_memory_of(job.weights))
 
 
 def _device_kernels(found: WeightedGraph, job: Job) -> GeneratedPlan:
@@ -269,7 +270,13 @@ def _record(made: GeneratedPlan, job: Job) -> Plan:
         copied = sum(k.copies for k in made.kernels)
         return {**run.counters(), "generated_kernels": len(made.kernels), "copied_to_fit": copied}
 
-    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=made.notes, counters=counters, layers=(DEVICE_KERNELS,))
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=made.notes, counters=counters, layers=(DEVICE_KERNELS,),
+                   ahead=run.replayed, holds=_memory_of(job.weights))
+
+
+def _memory_of(weights: Mapping[str, Any]) -> tuple[object, ...]:
+    """What recordings read by address, whatever becomes of the tensors that it belongs to."""
+    return tuple(t.untyped_storage() for t in weights.values() if isinstance(t, torch.Tensor))
 
 
 def _differ(settings: Settings) -> Callable[[Sequence[Any], Sequence[Any]], str]:

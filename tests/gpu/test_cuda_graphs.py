@@ -135,3 +135,19 @@ def test_a_model_that_synchronizes_stays_right() -> None:
         x = torch.randn(8, 128, device="cuda")
         assert close(fast(x), model(x))
     fast.close()
+
+
+@torch.inference_mode()
+def test_weights_whose_memory_is_gone_are_not_read() -> None:
+    """A replay is launched before the model is looked at: what it reads must still be there."""
+    model = block(512).cuda().eval()
+    x = torch.randn(8, 512, device="cuda")
+    with served(model, x) as fast:
+        for _ in range(3):
+            for layer in model.children():
+                layer[1].weight.data = torch.randn(512, 512, device="cuda") / 16
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            for _ in range(40):
+                assert close(fast(x), model(x))
+                torch.cuda.synchronize()

@@ -205,3 +205,24 @@ def test_inputs_that_cannot_be_copied_into() -> None:
     assert unrecordable([torch.randn(3, 4), torch.randn(())], cpu) == ""
     assert "repeats" in unrecordable([torch.randn(1, 4).expand(3, 4)], cpu)
     assert "on cpu" in unrecordable([torch.randn(3)], torch.device("cuda:0"))
+
+
+def test_a_replay_that_is_asked_for_ahead_records_and_runs_nothing() -> None:
+    device, ran = OnCpu(), 0
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor]:
+        nonlocal ran
+        ran += 1
+        return (x * 2,)
+
+    made = GraphRun(run, device, lambda got, want: disagreement(got, want, 0.0))
+    x = torch.randn(3)
+    assert made.replayed(x) is None and not ran and not made.counts["kernel_by_kernel"]
+    made(x)
+    made(x)
+    assert made.counts["recorded"] == 1
+    found = made.replayed(x + 1)
+    assert found is not None and torch.equal(found[0], (x + 1) * 2) and made.counts["replays"] == 1
+    assert made.replayed(torch.randn(4)) is None
+    device.serving = False
+    assert made.replayed(x) is None

@@ -81,6 +81,10 @@ class RecordedRun(Protocol):
         """Replay, record, or launch kernel by kernel."""
         ...
 
+    def replayed(self, *inputs: torch.Tensor) -> tuple[Any, ...] | None:
+        """Replay, where something is recorded for such inputs; else None."""
+        ...
+
     @property
     def kernel_by_kernel(self) -> Run:
         """What is recorded, for recordings around it."""

@@ -31,6 +31,7 @@ from hotfuse.cache.place import folder_of
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import team
 from hotfuse.machine.device_clock import being_recorded, clock_of
+from hotfuse.machine.heap import heap
 from hotfuse.native.call_context import Around, asked_in_python, native_around
 from hotfuse.native.toolchain import keep_in
 from hotfuse.runtime.background import Background, Submit
@@ -44,7 +45,7 @@ from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.serve.answering import Turn, turn_of
 from hotfuse.runtime.serve.gradients import PLAIN, GradientLink, Gradients, joined
 from hotfuse.runtime.serve.own_recordings import recorded_own_code
-from hotfuse.runtime.site import Entry, Site
+from hotfuse.runtime.site import Entry, Route, Site
 from hotfuse.runtime.tally import Everyone, Tally, ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile, Improve
 from hotfuse.runtime.tierup.audit import Audit
@@ -63,6 +64,7 @@ DISPATCHES = 9
 """Times that finding a plan is measured."""
 _around: Around = asked_in_python
 """What is around a call; one native question for the whole process as soon as a model is hot."""
+_NOT_BEGUN = object()
 _hardening: list[str] = []
 """Whether that has been tried, and why it cannot be."""
 
@@ -178,6 +180,10 @@ class Engine:
                     if not plain and not _TENSORS.issuperset(map(type, leaves)):
                         return self._serve_nested(args, kwargs)
                     counts.guard_misses += 1
+                elif (route.version or route.entry.plan).ahead is not None and (
+                    (done := self._begun(route, leaves, around, counts)) is not _NOT_BEGUN
+                ):
+                    return done
                 elif (
                     (watch := self.plans.watch) is None or watch.unchanged() or self._still(watch)
                 ) and ((effects := (entry := route.entry).effects) is None or effects.fits(leaves)):
@@ -215,6 +221,30 @@ class Engine:
             return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
         finally:
             slot.epoch = outer
+
+    def _begun(self, route: Route, leaves: Sequence[Any], around: int, counts: ThreadCounts) -> Any:
+        """Answer a call on a device by a replay that is launched first; whether the model is still the same is looked at while the
+        device works. Of a large model that look takes longer than all else on the host: behind other work its thousands of objects
+        are in no cache. Where the model has changed, the results are dropped, and the call goes the ordinary way."""
+        entry, watch, plan = route.entry, self.plans.watch, route.version
+        if plan is None or route.signature is None or entry.versions.get(route.signature) is not plan:
+            plan = entry.plan
+        usual = watch is not None and entry.effects is None and not around & 1 and around in entry.around
+        if plan.ahead is None or not usual or entry.calls + 1 >= entry.next_look or (entry.own and plan is entry.baseline):
+            return _NOT_BEGUN
+        try:
+            outs = plan.ahead(*leaves)
+        except Exception:  # the ordinary way fails too, and tells of it
+            return _NOT_BEGUN
+        if outs is None:
+            return _NOT_BEGUN
+        if watch is None or not (watch.unchanged() or watch.check() is WeightChange.NONE):
+            self.log.count("begun_in_vain")
+            return _NOT_BEGUN
+        entry.calls += 1
+        entry.last_used = next(self._clock)
+        counts.answered(plan.tier)
+        return outs[0] if entry.bare else entry.rebuild(outs)
 
     def _first_at(
         self, key: int | tuple[Any, ...], leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -483,6 +513,15 @@ class Engine:
         asked = "native" if _around is not asked_in_python else "".join(_hardening) or "Python"
         return {**watch.stats(), "around": asked, "memory": self.plans.originals.stats()} if watch is not None else {}
 
+    def let_go_of_changed(self) -> None:
+        """Where nobody calls: plans of a model that has changed go now, and with them the memory of its weights that they hold."""
+        watch = self.plans.watch
+        entries = [e for s in list(self.sites.values()) for e in s.entries]
+        if watch is None or not any(p.holds for e in entries for p in (e.plan, *e.versions.values())):
+            return
+        if (change := watch.check()) is not WeightChange.NONE:
+            self.plans.changed(change, watch)
+
     def close(self) -> None:
         """Drop every plan and call off what is being made; later calls run the model's own code.
 
@@ -512,4 +551,11 @@ def _after_fork() -> None:
         engine.after_fork()
 
 
+def _when_idle() -> int:
+    for engine in list(_ENGINES):
+        engine.let_go_of_changed()
+    return 0
+
+
+heap.spares(_when_idle)
 os.register_at_fork(after_in_child=_after_fork)

@@ -93,6 +93,11 @@ class Plan:
     """What the plan counts while it serves: calls that left native code, arenas."""
     begin: Callable[[], None] = lambda: None
     """Has it forget what calls have shown so far: proofs run kept ones, which follow no traffic."""
+    ahead: Callable[..., tuple[Any, ...] | None] | None = None
+    """Begins a call on a device before anybody has looked whether the model is still the same; None where it cannot this time. What
+    it reads is held, and nothing of it is seen where the model turns out to be another one."""
+    holds: tuple[object, ...] = ()
+    """Memory of weights that is read by address, so it stays where it is for as long as the plan does."""
     kernels: StoredKernels = field(default_factory=lambda: StoredKernels({}))
     """The tile kernels of its native runs, by number."""
     layers: tuple[AttemptKey, ...] = ()

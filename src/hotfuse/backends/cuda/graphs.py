@@ -64,13 +64,8 @@ class GraphRun:
         """Replay, record, or run kernel by kernel."""
         kind = kind_of(inputs)
         may_record = self._device.may_record()
-        if may_record and kind in self._recordings:
-            with self._lock:
-                found = self._recordings.get(kind)
-                if found is not None:
-                    self._recordings.move_to_end(kind)
-                    self.counts["replays"] += 1
-                    return self._replayed(found, inputs)
+        if may_record and (done := self._found(kind, inputs)) is not None:
+            return done
         self.counts["kernel_by_kernel"] += 1
         outs = self._run(*inputs)
         if may_record and self._lock.acquire(blocking=False):  # else whoever comes next does
@@ -79,6 +74,22 @@ class GraphRun:
             finally:
                 self._lock.release()
         return outs
+
+    def replayed(self, *inputs: torch.Tensor) -> tuple[Any, ...] | None:
+        """The results of a recording; None where there is none for such inputs. It reads fixed addresses, so it can be launched
+        whatever became of the objects that it was recorded with, as long as their memory is held."""
+        return self._found(kind_of(inputs), inputs) if self._device.may_record() else None
+
+    def _found(self, kind: Kind, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+        if kind not in self._recordings:
+            return None
+        with self._lock:
+            found = self._recordings.get(kind)
+            if found is None:
+                return None
+            self._recordings.move_to_end(kind)
+            self.counts["replays"] += 1
+            return self._replayed(found, inputs)
 
     @property
     def kernel_by_kernel(self) -> Run:

@@ -141,13 +141,15 @@ class OwnRecordings:
         self._kinds: OrderedDict[Any, OwnKind] = OrderedDict()
         self._devices: dict[torch.device, RecordingDevice | None] = {}
         self._guard: ModelGuard | None = None
+        self._holds: Sequence[object] = ()
+        """Memory of the weights, which recordings read by address."""
         self._asked = False
         self._numbers: Sequence[tuple[torch.Tensor, str]] = ()
         self._changes = 0
         self._off = settings.capture != "background" or settings.tiers < 1
         self._audited = not why_not(settings)
         self.why_off = ""
-        self.counts = {"replays": 0, "recorded": 0, "dropped": 0, "not_recordable": 0, "put_off": 0}
+        self.counts = {"replays": 0, "recorded": 0, "dropped": 0, "not_recordable": 0, "put_off": 0, "in_vain": 0}
         _ALL.add(self)
 
     # --- the call path ---------------------------------------------------------------------------
@@ -166,12 +168,26 @@ class OwnRecordings:
             return self._call(*args, **kwargs)
         if kind.recording is None:
             return self._approach(kind, device, leaves, args, kwargs)
-        if not self._unchanged():
-            return self._call(*args, **kwargs)
         try:
-            return self._served(kind, device, leaves, args, kwargs, entered)
+            if kind.proofs >= PROOFS and kind.contest is None and (kind.audit is None or kind.calls + 1 < kind.next_look):
+                return self._ahead(kind, device, leaves, args, kwargs, entered)
+            return self._served(kind, device, leaves, args, kwargs, entered) if self._unchanged() else self._call(*args, **kwargs)
         except _Withdrawn:
             return self._call(*args, **kwargs)
+
+    def _ahead(
+        self, kind: OwnKind, device: RecordingDevice, leaves: Sequence[torch.Tensor], args: tuple[Any, ...],
+        kwargs: dict[str, Any], entered: float,
+    ) -> Any:  # fmt: skip
+        """A replay, launched before the model is looked at, which takes as long as much of the model: the memory that it reads is
+        held. Its results are dropped where the model has changed."""
+        outs = self._replay(kind, device, leaves)
+        if not self._unchanged():
+            self.counts["in_vain"] += 1
+            return self._call(*args, **kwargs)
+        kind.calls += 1
+        kind.used = entered
+        return kind.rebuild(outs)
 
     def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OwnKind, Sequence[torch.Tensor]] | None:
         """The kind of a call and its tensors; None where such calls are never recorded."""
@@ -218,8 +234,6 @@ class OwnRecordings:
         if kind.proofs < PROOFS:
             return self._proven(kind, device, leaves, args, kwargs)
         contest, audit = kind.contest, kind.audit
-        if contest is None and (audit is None or kind.calls < kind.next_look):
-            return self._replayed(kind, device, leaves)
         key = (threading.get_ident(), (), False)
         turn = contest is not None or (audit is not None and audit.due(kind.calls, key))
         side = NEW if not turn else contest.turn(key) if contest is not None else audit.turn(key) if audit is not None else NEW
@@ -296,6 +310,7 @@ class OwnRecordings:
             self._leave_alone(e.why, e.because or e.what)
             return
         self._numbers = single_numbers(guard.tensors, self._device_kind)
+        self._holds = [t.untyped_storage() for t in guard.tensors]
         self._guard = guard
 
     def _record(
@@ -446,7 +461,7 @@ class OwnRecordings:
         for kind in self._kinds.values():
             self._drop(kind)
         self._kinds.clear()
-        self._guard, self._asked, self._numbers = None, False, ()
+        self._guard, self._asked, self._numbers, self._holds = None, False, (), ()
 
     def _drop(self, kind: OwnKind) -> None:
         if kind.recording is None:
@@ -475,7 +490,9 @@ class OwnRecordings:
     # --- control ---------------------------------------------------------------------------------
 
     def give_back(self) -> int:
-        """Let go of what no call has used for long; the bytes of device memory that this frees."""
+        """Let go of what no call has used for long, and of a model that has changed; the bytes of recordings that this frees."""
+        if any(k.recording is not None for k in list(self._kinds.values())):
+            self._unchanged()
         with self._lock:
             now, before = time.perf_counter(), self._held()
             for kind in self._kinds.values():
