@@ -88,6 +88,25 @@ class PaddedEncoder(nn.Module):
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
             case "filled":
                 scores = (q @ k.transpose(-1, -2) / 4).masked_fill(keys == 0, -torch.inf)
+            case "filled, low":
+                scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~keys.bool(), -1e9)
+            case "chosen, low":
+                scores = torch.where(keys > 0, q @ k.transpose(-1, -2) / 4, torch.finfo(q.dtype).min)
+            case "chosen, a tensor":
+                scores = torch.where(keys > 0, q @ k.transpose(-1, -2) / 4, torch.full([], -1e9, dtype=q.dtype))
+            case "causal, repeated":  # as transformers spells it out for grouped heads
+                places = torch.arange(mask.shape[1])
+                seen = (places[None, None, None, :] <= places[None, None, :, None]) & keys.bool()
+                hidden = torch.where(seen, torch.tensor(0.0, dtype=q.dtype), torch.finfo(q.dtype).min)
+                k, v = (t[:, :1, None].expand(-1, 1, self.heads, -1, -1).reshape(q.shape) for t in (k, v))
+                scores = (q @ k.transpose(-1, -2) / 4 + hidden).softmax(-1, dtype=q.dtype)
+                return scores @ v
+            case "heads in the batch":  # as torch.nn.MultiheadAttention does where weights are asked for
+                flat = [t.reshape(-1, *t.shape[2:]) for t in (q, k, v)]
+                hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask == 0, -torch.inf)
+                hidden = hidden.view(mask.shape[0], 1, 1, -1).expand(-1, self.heads, -1, -1).reshape(-1, 1, mask.shape[1])
+                weights = torch.baddbmm(hidden, flat[0] * 0.25, flat[1].transpose(-2, -1)).softmax(-1)
+                return torch.bmm(weights, flat[2]).reshape(q.shape)
             case _:
                 scores = q @ k.transpose(-1, -2) / 4 + (1.0 - keys.to(q.dtype)) * -10000.0
         return scores.softmax(-1) @ v
@@ -104,6 +123,17 @@ class PaddedEncoder(nn.Module):
                 return self.head(x[:, 0])
             case "last":
                 return self.head(x[:, -1])
+            case "counted":
+                return self.head(x[torch.arange(x.shape[0]), mask.sum(1) - 1])
+            case "gathered":
+                at = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, x.shape[2])
+                return self.head(x.gather(1, at).squeeze(1))
+            case "a product":
+                return torch.bmm(mask.to(x.dtype)[:, None], x)[:, 0] / rows.sum(1)
+            case "a product, turned":
+                return (x.transpose(1, 2) @ mask.to(x.dtype)[..., None])[..., 0] / rows.sum(1)
+            case "an einsum":
+                return torch.einsum("bsd,bs->bd", x, mask.to(x.dtype)) / rows.sum(1)
             case "largest":
                 return x.masked_fill(rows == 0, -torch.inf).amax(1)
             case "weighed":
@@ -111,6 +141,23 @@ class PaddedEncoder(nn.Module):
                 return (x * weights[..., None]).sum(1)
             case _:
                 return x
+
+
+class AttendingEncoder(nn.Module):
+    """torch's own attention as most people call it, which also makes its weights."""
+
+    def __init__(self, pools: str = "mean") -> None:
+        super().__init__()
+        self.pools = pools
+        self.attends = nn.ModuleList(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) for _ in range(2))
+        self.up, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        for attend in self.attends:
+            x = self.norm(x + attend(x, x, x, key_padding_mask=padding)[0])
+            x = x + F.relu(self.up(x))
+        rows = (~padding)[..., None]
+        return x[:, 0] if self.pools == "first" else (x * rows).sum(1) / rows.sum(1)
 
 
 class LibraryEncoder(nn.Module):

@@ -18,7 +18,7 @@ from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.serve.packing import PackedRun, Padded
 from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, padded_traffic
 from hotfuse.specialize.row_demands import CannotPack
-from tests.padded import LibraryEncoder, PaddedEncoder, batch, features
+from tests.padded import AttendingEncoder, LibraryEncoder, PaddedEncoder, batch, features
 
 CAPTURED = Settings(capture="inline", tiers=0)
 Batches = Callable[..., tuple[torch.Tensor, ...]]
@@ -57,7 +57,10 @@ def assert_right(model: nn.Module, found: PaddedTraffic, plan: Any, inputs: tupl
     torch.testing.assert_close(plan.run(*inputs, *given)[0].double(), in_float64(model, inputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("attends", ["expanded", "lowest", "indexed", "filled", "added"])
+@pytest.mark.parametrize(
+    "attends",
+    ["expanded", "lowest", "indexed", "filled", "filled, low", "chosen, low", "chosen, a tensor", "heads in the batch", "added"],
+)
 def test_every_spelling_of_a_mask(attends: str) -> None:
     model = PaddedEncoder(attends)
     found, plan = packed(model, dynamic=attends == "indexed")
@@ -84,7 +87,7 @@ def test_a_bias_is_read_at_live_rows(attends: str) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("attends", ["causal", "causal, grouped", "causal, a triangle", "causal, a buffer"])
+@pytest.mark.parametrize("attends", ["causal", "causal, grouped", "causal, repeated", "causal, a triangle", "causal, a buffer"])
 def test_live_rows_keep_their_order(attends: str, dynamic: bool) -> None:
     model = PaddedEncoder(attends)
     found, plan = packed(model, dynamic=dynamic)
@@ -106,13 +109,43 @@ def test_other_orders_stay_padded() -> None:
     assert_right(model, found, plan, batch(3, 16))
 
 
-@pytest.mark.parametrize("pools", ["expanded mean", "last", "largest", "weighed"])
+@pytest.mark.parametrize("pools", ["expanded mean", "last", "largest", "weighed", "a product", "a product, turned", "an einsum"])
 def test_every_reading_of_the_result(pools: str) -> None:
     model = PaddedEncoder(pools=pools)
     found, plan = packed(model, dynamic=pools == "last")
     assert found.packing.products >= 7
     for sequences, rows in ((3, 16), (2, 2), (5, 30)) if pools == "last" else ((3, 16),):
         assert_right(model, found, plan, batch(sequences, rows))
+
+
+@pytest.mark.parametrize("pools", ["counted", "gathered"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_row_that_the_count_of_live_rows_names(pools: str, dynamic: bool) -> None:
+    """It is the last live one where padding stands behind; where that row is dead, all of it is computed."""
+
+    def prefixes(sequences: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = torch.randint(1, rows, (sequences, 1))
+        return batch(sequences, rows)[0], (torch.arange(rows) < lengths).long()
+
+    model = PaddedEncoder(pools=pools)
+    found, plan = packed(model, prefixes, dynamic=dynamic)
+    assert found.packing.products == 10
+    for _ in range(3):
+        assert_right(model, found, plan, prefixes(3, 16))
+    ids, mask = prefixes(3, 16)
+    mask[:] = torch.tensor([1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])  # four live rows, of which the fourth place holds one
+    assert_right(model, found, plan, (ids, mask))
+    mask[1] = mask[1].flip(0)
+    assert found.packer((ids, mask)) is Padded.POSITION
+
+
+@pytest.mark.parametrize("pools", ["mean", "first"])
+def test_attention_that_also_makes_its_weights(pools: str) -> None:
+    model = AttendingEncoder(pools)
+    found, plan = packed(model, features)
+    assert found.packing.products >= 5
+    for share in (0.05, 0.4, 1.0):
+        assert_right(model, found, plan, features(3, 16, share))
 
 
 @pytest.mark.parametrize("attends", ["indexed", "filled"])

@@ -33,7 +33,10 @@ WHOLE = frozenset({FUSED, PACKED, BOUNDED})
 """Attentions that are one node."""
 _PRODUCTS = frozenset({"aten.matmul", "aten.bmm"})
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
+_FILLED = {"aten.full": "fill_value", "aten.full_like": "fill_value", "aten.scalar_tensor": "s"}
 _MAX_RANK = 4
+HIDES = 1e4
+"""How much lower the score of a hidden key has to be: its weight is exp(-1e4) of any other's, which no float can tell from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +58,16 @@ class Written:
     """Whether a query without any key left gives NaN, as a plain softmax does, or 0."""
     bias: Value | None = None
     """Added to the scores before the mask is, or behind it."""
+    fill: float = -math.inf
+    """What scores of hidden keys are, where a bool mask hides them."""
 
 
-def written(graph: Graph, *, biased: bool = False) -> tuple[Written, ...]:
-    """Every attention that a graph spells out, in the order of their last nodes; with `biased`, those too that add two values to
-    their scores, a bias and a mask."""
+def written(graph: Graph, *, loosely: bool = False) -> tuple[Written, ...]:
+    """Every attention that a graph spells out, in the order of their last nodes; with `loosely`, those too of which no one kernel
+    is made: that add two values to their scores, a bias and a mask, or give hidden keys a low score instead of -inf."""
     if not any(packet(n.op) in _SOFTMAX for n in graph.nodes):
         return ()
-    view = _View(graph, biased=biased)
+    view = _View(graph, loosely=loosely)
     found = [_match(view, i) for i, n in enumerate(graph.nodes) if packet(n.op) in _PRODUCTS]
     return tuple(w for w in found if w is not None)
 
@@ -70,8 +75,8 @@ def written(graph: Graph, *, biased: bool = False) -> tuple[Written, ...]:
 class _View:
     """Who makes and who reads a value."""
 
-    def __init__(self, graph: Graph, *, biased: bool = False) -> None:
-        self.nodes, self.biased = graph.nodes, biased
+    def __init__(self, graph: Graph, *, loosely: bool = False) -> None:
+        self.nodes, self.loosely = graph.nodes, loosely
         self.maker, self.readers = makers(graph), readers(graph)
         self.returned = {v.name for v in output_values(graph)}
 
@@ -92,6 +97,7 @@ class _Found:
     mask: Value | None = None
     hides: bool = False
     bias: Value | None = None
+    fill: float = -math.inf
 
 
 def _match(view: _View, last: int) -> Written | None:
@@ -109,7 +115,8 @@ def _match(view: _View, last: int) -> Written | None:
     if q is None or k is None or not _fits(_shape(q), _shape(k), _shape(v), _shape(found.mask) if found.mask else ()):
         return None
     nodes = tuple(sorted(set(found.nodes)))
-    return Written(nodes, q, k, v, found.scale, found.mask, found.hides, empty_is_nan, found.bias)
+    return Written(nodes, q, k, v, found.scale, found.mask, found.hides,
+                   empty_is_nan and found.fill == -math.inf, found.bias, found.fill)
 
 
 def _softmax(view: _View, p: object, found: _Found) -> tuple[int, bool]:
@@ -131,7 +138,9 @@ def _over_last(view: _View, at: int, found: _Found) -> int:
         return -1
     node = view.nodes[at]
     rank = len(_shape(node.outs[0]))
-    if argument(node, "dim") not in (-1, rank - 1) or argument(node, "dtype") is not None or argument(node, "half_to_float"):
+    x, dtype = node.args[0], argument(node, "dtype")
+    same = dtype is None or (isinstance(x, Value) and isinstance(x.type, TensorType) and dtype is x.type.dtype)
+    if argument(node, "dim") not in (-1, rank - 1) or not same or argument(node, "half_to_float"):
         return -1
     found.nodes.append(at)
     return at
@@ -149,13 +158,13 @@ def _scores(view: _View, value: object, reader: int, found: _Found) -> int:
             return -1
         found.nodes.append(at)
         return at
-    before = (found.scale, found.mask, found.hides, found.bias, list(found.nodes))
+    before = (found.scale, found.mask, found.hides, found.bias, found.fill, list(found.nodes))
     for inner in _undone(view, node, at, found):
         found.nodes.append(at)
         product = _scores(view, inner, at, found)
         if product >= 0:
             return product
-        found.scale, found.mask, found.hides, found.bias, found.nodes = (*before[:4], list(before[4]))
+        found.scale, found.mask, found.hides, found.bias, found.fill, found.nodes = (*before[:5], list(before[5]))
     return -1
 
 
@@ -165,7 +174,7 @@ def _undone(view: _View, node: Node, at: int, found: _Found) -> list[object]:
     if op in ("aten.mul", "aten.div") and _is_factor(args[1]) and not node.attrs:
         found.scale *= args[1] if op == "aten.mul" else 1 / args[1]
         return [args[0]]
-    second = view.biased and op == "aten.add" and found.bias is None
+    second = view.loosely and op == "aten.add" and found.bias is None
     if (found.mask is not None and not second) or found.scale != 1:
         return []  # what is added before a scale is scaled as well
     full = _shape(node.outs[0])
@@ -178,13 +187,25 @@ def _undone(view: _View, node: Node, at: int, found: _Found) -> list[object]:
                     found.bias = mask
                 return [score]
         return []
-    if op == "aten.masked_fill" and args[2] == -math.inf and isinstance(args[1], Value):
-        found.mask, found.hides = args[1], True
+    if op == "aten.masked_fill" and (low := _low(view, args[2])) is not None and isinstance(args[1], Value):
+        found.mask, found.hides, found.fill = args[1], True, low
         return [args[0]]
-    if op == "aten.where" and isinstance(args[0], Value) and -math.inf in args[1:3]:
-        found.mask, found.hides = args[0], args[1] == -math.inf
-        return [args[2] if found.hides else args[1]]
+    if op == "aten.where" and len(args) == 3 and isinstance(args[0], Value):
+        for hidden, other in ((1, 2), (2, 1)):
+            if (low := _low(view, args[hidden])) is not None:
+                found.mask, found.hides, found.fill = args[0], hidden == 1, low
+                return [args[other]]
     return []
+
+
+def _low(view: _View, arg: object) -> float | None:
+    """A number that hides a key: -inf, or, loosely, one that is lower than scores are; a tensor of it as well."""
+    at = view.maker.get(arg.name, -1) if view.loosely and isinstance(arg, Value) else -1
+    if at >= 0 and packet(view.nodes[at].op) in _FILLED:
+        arg = argument(view.nodes[at], _FILLED[packet(view.nodes[at].op)])
+    if not isinstance(arg, int | float) or isinstance(arg, bool):
+        return None
+    return float(arg) if arg == -math.inf or (view.loosely and arg <= -HIDES) else None
 
 
 def _is_factor(arg: object) -> TypeGuard[float]:
@@ -195,7 +216,7 @@ def _is_factor(arg: object) -> TypeGuard[float]:
 def _leads(view: _View, value: Value, reader: int) -> bool:
     """Whether a value looks like scores: a product, perhaps scaled; where biases are looked for, perhaps with something added."""
     at = view.inner(value, [reader])
-    if view.biased and at >= 0 and packet(view.nodes[at].op) == "aten.add" and not view.nodes[at].attrs:
+    if view.loosely and at >= 0 and packet(view.nodes[at].op) == "aten.add" and not view.nodes[at].attrs:
         return any(isinstance(x, Value) and _scaled_product(view, x, at) for x in view.nodes[at].args[:2])
     return _scaled_product(view, value, reader)
 

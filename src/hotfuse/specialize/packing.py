@@ -27,11 +27,12 @@ from hotfuse.analysis.ordered_masks import ordered_facts
 from hotfuse.analysis.row_axes import shape_of, whole
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values, unused_name
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, output_values, unused_name
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.ops import bounded_attention, packed
 from hotfuse.ops.schema import argument, draws_random
 from hotfuse.ops.table import is_mutating, packet
+from hotfuse.specialize.pooled_rows import PickedRow, picked_row
 from hotfuse.specialize.row_demands import CannotPack, MaskedAttention, RowDemands, RowMode
 from hotfuse.specialize.rows_writer import RowsWriter
 
@@ -53,10 +54,15 @@ class PackedInput(StrEnum):
     """i64[B]: the first live row of each sequence."""
     LAST = "last"
     """i64[B]: the last."""
+    COUNTED = "counted"
+    """i64[B]: which of the live rows lies at the place that their number in the sequence says, less one."""
     KEY_PLACES = "key places"
     """i64[T, S]: of each live row, where the live rows of its sequence lie, in order; any behind them."""
     QUERIES = "queries"
     """i64[B + 1]: one row of each sequence."""
+
+
+_PICKED = {PickedRow.FIRST: PackedInput.FIRST, PickedRow.LAST: PackedInput.LAST, PickedRow.COUNTED: PackedInput.COUNTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,8 @@ class Packing:
     first: bool
     """The first row of every sequence has to live: it is read by its place."""
     last: bool
+    counted: bool
+    """The row at the place that the number of live rows says, less one, has to live."""
     ignored: tuple[tuple[int, RowPlaces], ...]
     """Outputs that are 0 at dead rows, whatever the graph makes of them, and where rows lie in them."""
     indices: tuple[tuple[str, int], ...]
@@ -120,6 +128,11 @@ class _PackedWriter(RowsWriter):
                     self._attend(node, self.demands.attends[i], asked=mode is RowMode.ASKED)
                 case RowMode.PICKS:
                     self._pick(node)
+                case RowMode.WEIGHED:
+                    x = self.demands.weighed[i]
+                    spread = self._value(x.name, x.type)
+                    self._unpack(x, self.demands.rows[x.name], 0, spread)
+                    self.nodes.append(map_node(node, {x.name: spread}, node.outs))
                 case None:  # nobody reads it, or it is a size
                     if any(isinstance(v.type, ScalarType) for v in node.outs):
                         self.nodes.append(node)
@@ -141,7 +154,7 @@ class _PackedWriter(RowsWriter):
         graph = self.checked(graph)
         d = self.demands
         ignored = ((i, d.outputs[v.name]) for i, v in enumerate(self.graph.outputs) if isinstance(v, Value) and v.name in d.outputs)
-        return Packing(self.mask, graph, order, d.products, d.first, d.last, tuple(ignored), tuple(self.indices))
+        return Packing(self.mask, graph, order, d.products, d.first, d.last, d.counted, tuple(ignored), tuple(self.indices))
 
     # Parts
 
@@ -151,6 +164,7 @@ class _PackedWriter(RowsWriter):
             shapes: dict[PackedInput, tuple[Dim, ...]] = {
                 PackedInput.ROWS: (t,), PackedInput.POSITIONS: (t,), PackedInput.OFFSETS: (expr("+", b, 1),),
                 PackedInput.INVERSE: (b, s), PackedInput.LIVE: (b, s), PackedInput.FIRST: (b,), PackedInput.LAST: (b,),
+                PackedInput.COUNTED: (b,),
                 PackedInput.QUERIES: (expr("+", b, 1),), PackedInput.KEY_PLACES: (t, s),
             }  # fmt: skip
             dtype = DType.BOOL if what is PackedInput.LIVE else DType.I64
@@ -215,14 +229,18 @@ class _PackedWriter(RowsWriter):
 
     def _attend(self, node: Node, how: MaskedAttention, *, asked: bool) -> None:
         dtype = self._type(how.q).dtype
-        heads, width = shape_of(how.q)[1], shape_of(how.v)[3]
+        heads = shape_of(how.q)[1] if how.heads is None else how.heads
+        width = shape_of(how.v)[-1]
         t: Dim = self.mask.sequences if asked else self.live_rows
-        if asked:  # [B, heads, 1, width]: one row of each sequence
+        if asked and how.heads is None:  # [B, heads, 1, width]: one row of each sequence
             q = self._node("aten.select.int", (how.q, 2, 0), how.q.name, dtype, (t, heads, shape_of(how.q)[3]))
+        elif asked:  # [B * heads, 1, width]
+            sizes = (self._known(t), self._known(heads), self._known(shape_of(how.q)[2]))
+            q = self._node("aten.reshape.default", (how.q, sizes), how.q.name, dtype, (t, heads, shape_of(how.q)[2]))
         else:
-            q = self._by_token(self.rows(how.q), (0, 2, 1, 3))
-        k = self._by_token(self.rows(how.k), (0, 3, 1, 2) if how.turned else (0, 2, 1, 3))
-        v = self._by_token(self.rows(how.v), (0, 2, 1, 3))
+            q = self._by_token(self.rows(how.q), turned=False)
+        k = self._by_token(self.rows(how.k), turned=how.turned)
+        v = self._by_token(self.rows(how.v), turned=False)
         offsets = self._given(PackedInput.OFFSETS)
         where = (self._given(PackedInput.QUERIES), offsets) if asked else (offsets, None)
         args: tuple[Arg, ...]
@@ -235,7 +253,14 @@ class _PackedWriter(RowsWriter):
         if asked:
             out = node.outs[0]
             self.changed.add(out.name)
-            self.nodes.append(Node(Kind.OPERATOR, "aten.unsqueeze.default", (made, 2), (out,)))
+            if how.heads is None:
+                self.nodes.append(Node(Kind.OPERATOR, "aten.unsqueeze.default", (made, 2), (out,)))
+            else:
+                flat = self._node("aten.flatten.using_ints", (made, 0, 1), out.name, dtype, (expr("*", t, heads), width))
+                self.nodes.append(Node(Kind.OPERATOR, "aten.unsqueeze.default", (flat, 1), (out,)))
+            return
+        if how.heads is not None:
+            self.packed[node.outs[0].name] = self._permuted(made, (1, 0, 2))
             return
         one = self._node("aten.unsqueeze.default", (made, 0), node.outs[0].name, dtype, (1, t, heads, width))
         self.packed[node.outs[0].name] = self._permuted(one, (0, 2, 1, 3))
@@ -265,10 +290,12 @@ class _PackedWriter(RowsWriter):
             self.packed[name] = self._node("aten.contiguous.default", (turned,), v.name, dtype, (t, heads, s))
         return self.packed[name]
 
-    def _by_token(self, v: Value, order: tuple[int, ...]) -> Value:
-        """[1, heads, T, width] as [T, heads, width]."""
-        turned = self._permuted(v, order)
-        return self._node("aten.select.int", (turned, 0, 0), v.name, self._type(v).dtype, shape_of(turned)[1:])
+    def _by_token(self, v: Value, *, turned: bool) -> Value:
+        """[1, heads, T, width] as [T, heads, width], or [heads, T, width]; turned, T and width stand the other way round."""
+        if len(shape_of(v)) == 3:
+            return self._permuted(v, (2, 0, 1) if turned else (1, 0, 2))
+        by_token = self._permuted(v, (0, 3, 1, 2) if turned else (0, 2, 1, 3))
+        return self._node("aten.select.int", (by_token, 0, 0), v.name, self._type(v).dtype, shape_of(by_token)[1:])
 
     def _tokens(self, v: Value, places: RowPlaces) -> tuple[Value, int, int]:
         """The live rows of a value with rows in front, [T, ..], and which axes of the value sequences and rows are."""
@@ -297,18 +324,19 @@ class _PackedWriter(RowsWriter):
         self.nodes.append(Node(Kind.OPERATOR, "aten.permute.default", (filled, order), (out,)))
 
     def _pick(self, node: Node) -> None:
-        """The first or last row of each sequence."""
+        """One row of each sequence."""
         x, out = node.args[0], node.outs[0]
         assert isinstance(x, Value)
-        tokens, b, s = self._tokens(x, self.demands.rows[x.name])
-        select = packet(node.op) == "aten.select"
-        at = argument(node, "index") if select else argument(node, "start", 0)
-        which = self._given(PackedInput.LAST if at == -1 else PackedInput.FIRST)
+        places = self.demands.rows[x.name]
+        row = picked_row(node, places, self.graph, self.demands.facts)
+        assert row is not None
+        tokens, b, s = self._tokens(x, places)
         rest, dtype = shape_of(tokens)[1:], self._type(x).dtype
+        which = self._given(_PICKED[row])
         picked = self._node("aten.index_select.default", (tokens, 0, which), x.name, dtype, (self.mask.sequences, *rest))
         one = self._node("aten.unsqueeze.default", (picked, 1), x.name, dtype, (self.mask.sequences, 1, *rest))
         back = self._permuted(one, self._back(b, s, 2 + len(rest)))
         self.changed.add(out.name)
-        op = "aten.select.int" if select else "aten.slice.Tensor"
-        args: tuple[Arg, ...] = (back, s, 0) if select else (back, s, 0, 1)
-        self.nodes.append(Node(Kind.OPERATOR, op, args, (out,)))
+        one_left = packet(node.op) in ("aten.slice", "aten.gather")
+        args: tuple[Arg, ...] = (back, s, 0, 1) if one_left else (back, s, 0)
+        self.nodes.append(Node(Kind.OPERATOR, "aten.slice.Tensor" if one_left else "aten.select.int", args, (out,)))

@@ -11,28 +11,27 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 
-from hotfuse.analysis.attention import FUSED, written
+from hotfuse.analysis.attention import FUSED, HIDES, written
 from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, RowPlaces
 from hotfuse.analysis.ordered_masks import OrderedFact
-from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of, whole
+from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, quotient, shape_of, whole
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value, makers, output_values
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
+from hotfuse.specialize.pooled_rows import PickedRow, picked_row, weighed_rows
 
-HIDES = 1e4
-"""How much lower the score of a hidden key has to be: its weight is exp(-1e4) of any other's, which no float can tell from 0."""
 EXPANDS = frozenset({"aten.expand", "aten.expand_as", "aten.broadcast_to"})
 _WORK = (Access.CONTRACTION, Access.ATTENTION)
-_END = 2**63 - 1
-
 
 LOWEST = -1e30
 """A number that hides a key beside any bias: what weights make of finite numbers is above it."""
 _COPIES = frozenset({"aten.contiguous", "aten.clone", "aten.alias", "aten.detach"})
 _KEYS = RowPlaces(AxisIndex(0), AxisIndex(3))
 """Where sequences and rows lie in a mask of keys."""
+_QUERIES = RowPlaces(AxisIndex(0), AxisIndex(2))
 
 
 class CannotPack(Exception):
@@ -62,6 +61,25 @@ class MaskedAttention:
     """Whether a query that sees no key gives NaN."""
     bias: Value | None = None
     """What is added to scores besides, alike for all sequences: [1, heads or 1, rows, rows]."""
+    heads: Dim | None = None
+    """How many heads share an axis with the sequences: operands are [sequences * heads, rows, element]. None: they have one."""
+
+    @property
+    def queries(self) -> RowPlaces:
+        """Where sequences and rows lie in queries, values and the result."""
+        return _QUERIES if self.heads is None else RowPlaces(AxisIndex(0, self.heads), AxisIndex(1))
+
+    @property
+    def keys(self) -> RowPlaces:
+        """Where they lie in keys."""
+        if not self.turned:
+            return self.queries
+        return _KEYS if self.heads is None else RowPlaces(AxisIndex(0, self.heads), AxisIndex(2))
+
+    @property
+    def asks(self) -> Dim:
+        """How many queries a sequence has."""
+        return shape_of(self.q)[2 if self.heads is None else 1]
 
 
 class RowMode(StrEnum):
@@ -77,7 +95,9 @@ class RowMode(StrEnum):
     ASKED = "asked"
     """An attention of whole queries to live rows."""
     PICKS = "picks"
-    """The first or last row of each sequence."""
+    """One row of each sequence: the first, the last, or as many rows on as live in it, less one."""
+    WEIGHED = "weighed"
+    """A sum over rows with weights that are 0 at dead ones."""
 
 
 class RowDemands:
@@ -97,7 +117,9 @@ class RowDemands:
         self.outputs: dict[str, RowPlaces] = {}
         """Outputs of which padded rows do not matter."""
         self.products = 0
-        self.first = self.last = False
+        self.first = self.last = self.counted = False
+        self.weighed: dict[int, Value] = {}
+        """Of nodes that sum rows with weights: what they sum."""
         self._seen_rows = ""
 
     def run(self) -> None:
@@ -123,7 +145,7 @@ class RowDemands:
                 absorbed.update(self.attends[i].absorbed)
             if mode is RowMode.WHOLE:
                 self.whole.update(v.name for v in node.ins)
-            elif lookup(node.op).access in _WORK and mode is not RowMode.PICKS:
+            elif lookup(node.op).access in _WORK and mode not in (RowMode.PICKS, RowMode.WEIGHED):
                 self.products += 1
 
     def reason(self) -> str:
@@ -152,6 +174,11 @@ class RowDemands:
                     return RowMode.FILLED
             elif self._picked(node) is not None:
                 return RowMode.PICKS
+            elif (summed := weighed_rows(node, self.facts, self.hints)) is not None:
+                self._want(summed, self.hints[summed.name])
+                self.whole.update(v.name for v in node.ins if v != summed)
+                self.weighed[i] = summed
+                return RowMode.WEIGHED
         return RowMode.WHOLE
 
     def _makes_work(self, node: Node) -> bool:
@@ -201,24 +228,22 @@ class RowDemands:
         return abs(b.axis - s.axis) == 1
 
     def _picked(self, node: Node) -> RowPlaces | None:
-        """The rows of what a node takes the first or last row of each sequence from; they are then wanted."""
-        op, x = packet(node.op), node.args[0] if node.args else None
-        if op not in ("aten.select", "aten.slice") or not isinstance(x, Value) or (hint := self.hints.get(x.name)) is None:
+        """The rows of what a node takes one row of each sequence from; they are then wanted."""
+        x = node.args[0] if node.args else None
+        hint = self.hints.get(x.name) if isinstance(x, Value) else None
+        if not isinstance(x, Value) or hint is None or hint.sequence is None or hint.row is None:
             return None
-        axis = argument(node, "dim", 0)
-        rank = len(shape_of(x))
-        if hint.row is None or not isinstance(axis, int) or axis % rank != hint.row.axis or not self.unpackable(x, hint):
+        if not whole(hint.sequence, self.mask.sequences, shape_of(x)) or not whole(hint.row, self.mask.rows, shape_of(x)):
             return None
-        if op == "aten.select":
-            index = argument(node, "index")
-        else:
-            start, end, step = argument(node, "start", 0), argument(node, "end", _END), argument(node, "step", 1)
-            one = shape_of(node.outs[0])[axis % rank] == 1 and step == 1
-            index = start if one and (start in (0, None) and end == 1) else -1 if one and start == -1 else None
-            index = 0 if index is None and one and end == 1 else index
-        if index not in (0, -1) or isinstance(index, bool):
-            return None
-        self.first, self.last = self.first or index == 0, self.last or index == -1
+        match picked_row(node, hint, self.graph, self.facts):
+            case PickedRow.FIRST:
+                self.first = True
+            case PickedRow.LAST:
+                self.last = True
+            case PickedRow.COUNTED:
+                self.counted = True
+            case None:
+                return None
         self._want(x, hint)
         return hint
 
@@ -231,7 +256,7 @@ class RowDemands:
                 made = self._fused(node)
                 if made is not None:
                     found[i] = made
-        for w in written(self.graph, biased=True):
+        for w in written(self.graph, loosely=True):
             if w.mask is not None and w.bias is not None:
                 added = next((b for b, m in ((w.bias, w.mask), (w.mask, w.bias)) if self._hides_only(m, w.q, w.v)), None)
                 if not w.hides and added is not None and (bias := self._alike(added, w.q)) is not None:
@@ -243,8 +268,10 @@ class RowDemands:
             if causal is None and not w.hides and (bias := self._biased(w.mask, w.q, w.v)) is not None:
                 found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], bias=bias)
             if causal is not None:
+                heads = quotient(shape_of(w.v)[0], self.mask.sequences) if len(shape_of(w.q)) == 3 else None
                 found[w.nodes[-1]] = MaskedAttention(
-                    w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], causal=causal, empty_is_nan=w.empty_is_nan
+                    w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], causal=causal, empty_is_nan=w.empty_is_nan,
+                    heads=heads,
                 )
         return found
 
@@ -265,6 +292,8 @@ class RowDemands:
 
     def _hides(self, mask: Value | None, *, inverted: bool, q: Value, v: Value) -> bool | None:
         """Whether a mask hides keys ahead of a query besides dead ones; None where it does not hide these, or others too."""
+        if mask is not None and len(shape_of(q)) == len(shape_of(mask)) == 3:
+            return False if self._hides_by_heads(mask, inverted=inverted, v=v) else None
         if mask is None or len(shape_of(q)) != 4 or len(shape_of(mask)) != 4:
             return None
         if shape_of(v)[0] != self.mask.sequences or shape_of(v)[2] != self.mask.rows:
@@ -278,9 +307,17 @@ class RowDemands:
             return None
         return True if _hidden((order.seen.dead, order.ahead.dead, order.ahead.live), order.seen.live, inverted=inverted) else None
 
+    def _hides_by_heads(self, mask: Value, *, inverted: bool, v: Value) -> bool:
+        """The same where sequences and heads share an axis, as in torch's own layers; on CPUs."""
+        heads, fact = quotient(shape_of(v)[0], self.mask.sequences), self.facts.get(mask.name)
+        if heads is None or fact is None or fact.live is None or shape_of(v)[1] != self.mask.rows or not _on_cpu(v):
+            return False
+        keys = RowPlaces(AxisIndex(0, heads), AxisIndex(2))
+        return fact.places == keys and _hidden((fact.dead,), fact.live, inverted=inverted)
+
     def _biased(self, mask: Value | None, q: Value, v: Value) -> Value | None:
         """What a mask of floats adds to scores where it hides no dead key, if that is alike for all sequences; on CPUs."""
-        if not isinstance(q.type, TensorType) or q.type.device != "cpu":
+        if not _on_cpu(q) or len(shape_of(q)) != 4:
             return None
         at = None if mask is None else self._maker.get(mask.name)
         while at is not None and packet(self.graph.nodes[at].op) in _COPIES:
@@ -296,7 +333,7 @@ class RowDemands:
 
     def _hides_only(self, mask: Value, q: Value, v: Value) -> bool:
         """Whether a value that is added to scores does nothing but hide dead keys; on CPUs, of queries and keys that are rows."""
-        if not isinstance(q.type, TensorType) or q.type.device != "cpu" or len(shape_of(q)) != 4 or len(shape_of(mask)) != 4:
+        if not _on_cpu(q) or len(shape_of(q)) != 4 or len(shape_of(mask)) != 4:
             return False
         if shape_of(v)[2] != self.mask.rows or shape_of(q)[2] != self.mask.rows:
             return False
@@ -339,30 +376,28 @@ class RowDemands:
         return hidden.places == _KEYS and hidden.live is not None and hidden.live.item() == 0 and hidden.dead.item() <= LOWEST
 
     def _attending(self, how: MaskedAttention, node: Node, asked: set[RowPlaces], *, wanted_whole: bool) -> RowMode | None:
-        of_queries = RowPlaces(AxisIndex(0), AxisIndex(2))
-        of_keys = RowPlaces(AxisIndex(0), AxisIndex(3)) if how.turned else of_queries
-        if not wanted_whole and asked == {of_queries} and shape_of(how.q)[2] == self.mask.rows:
-            self._want(how.q, of_queries)
+        if not wanted_whole and asked == {how.queries} and how.asks == self.mask.rows:
+            self._want(how.q, how.queries)
             mode = RowMode.ATTENDS
             if how.bias is not None:
                 self.whole.add(how.bias.name)
             if how.causal and how.empty_is_nan:  # a dead row before the first live one would be NaN, and so would all of them
                 self.first = True
-        elif wanted_whole and shape_of(how.q)[2] == 1:
+        elif wanted_whole and how.asks == 1:
             self.whole.add(how.q.name)
             mode = RowMode.ASKED
         else:
             return None
-        self._want(how.k, of_keys)
-        self._want(how.v, of_queries)
+        self._want(how.k, how.keys)
+        self._want(how.v, how.queries)
         return mode
 
     def _hints(self) -> dict[str, RowPlaces]:
         """Where rows lie in what is made of attention: a guess at what is worth packing, which nothing else rests on."""
         found: dict[str, RowPlaces] = {}
         for i, node in enumerate(self.graph.nodes):
-            if i in self.attends and shape_of(self.attends[i].q)[2] == self.mask.rows:
-                found[node.outs[0].name] = RowPlaces(AxisIndex(0), AxisIndex(2))
+            if i in self.attends and self.attends[i].asks == self.mask.rows:
+                found[node.outs[0].name] = self.attends[i].queries
                 continue
             for v in node.ins:
                 hint = found.get(v.name)
@@ -379,6 +414,10 @@ class RowDemands:
                 except NotByRows:
                     continue
         return found
+
+
+def _on_cpu(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.device == "cpu"
 
 
 def _hidden(hidden: tuple[Number, ...], shown: Number, *, inverted: bool) -> bool:

@@ -80,6 +80,8 @@ class DevicePacker:
             places = places + (~live[:, 0]).sum()
         if packing.last:
             places = places + (~live[:, -1]).sum()
+        if packing.counted:
+            places = places + (~live.gather(1, (each - 1).clamp(min=0)[:, None])).sum()
         outside = none
         for i, most in self.packer.indices:
             outside = outside + ((inputs[i] < 0) | (inputs[i] >= most)).sum()
@@ -119,6 +121,9 @@ class DevicePacker:
                     return offsets[:-1].clamp(max=t - 1)
                 case PackedInput.LAST:
                     return (offsets[1:] - 1).clamp(min=0)
+                case PackedInput.COUNTED:
+                    before = torch.arange(live.shape[1], device=mask.device) < each[:, None]
+                    return (offsets[:-1] + (live & before).sum(1) - 1).clamp(min=0, max=t - 1)
                 case PackedInput.KEY_PLACES:
                     return (~live).byte().argsort(dim=1, stable=True)[rows // live.shape[1]]
                 case PackedInput.QUERIES:

@@ -81,6 +81,8 @@ class MaskPacker:
             return Padded.EMPTY
         if (self.packing.first and not live[:, 0].all()) or (self.packing.last and not live[:, -1].all()):
             return Padded.POSITION
+        if self.packing.counted and not live[np.arange(len(each)), each - 1].all():
+            return Padded.POSITION
         for i, most in self.indices:
             if inputs[i].numel() and not 0 <= int(inputs[i].min()) <= int(inputs[i].max()) < most:
                 return Padded.INDEX
@@ -119,6 +121,9 @@ def _made(wanted: Sequence[PackedInput], live: Array, each: Array) -> tuple[torc
                 return offsets[:-1].copy()
             case PackedInput.LAST:
                 return offsets[1:] - 1
+            case PackedInput.COUNTED:
+                places = np.arange(live.shape[1]) < each[:, None]  # which of a sequence's rows stand before that place, or at it
+                return offsets[:-1] + np.count_nonzero(live & places, 1) - 1
             case PackedInput.KEY_PLACES:
                 return np.argsort(~live, axis=1, kind="stable")[rows // live.shape[1]]
             case PackedInput.QUERIES:
