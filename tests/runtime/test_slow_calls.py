@@ -11,11 +11,12 @@ import torch
 import hotfuse
 from hotfuse import Settings
 from hotfuse.runtime.serve.packing import MOSTLY_LIVE
-from hotfuse.runtime.tierup.improve import as_served
+from hotfuse.runtime.tierup.improve import as_served, recipe_verdict
 from hotfuse.runtime.tierup.judge import LONG_S, glance
 from hotfuse.runtime.tierup.objective import Trade
 from hotfuse.runtime.tierup.padding import SLOW_S, paying_share
 from hotfuse.runtime.tierup.proof import prove
+from hotfuse.runtime.tierup.race import Trial
 from tests.padded import PaddedEncoder, batch
 from tests.races import new_plans_win
 
@@ -68,3 +69,20 @@ def test_a_proof_speaks_of_what_serves_by_the_race_that_it_won() -> None:
     trade = Trade((3000.0, 1000.0), (0.0, 0.0), "estimated", (0, 0))
     assert as_served([(0.9, 0.2)], trade) == [(pytest.approx(0.3), 0.2)]
     assert as_served([(0.9, 0.2)], None) == []
+
+
+@pytest.mark.parametrize(
+    ("won", "decided", "first_us", "verdict"),
+    [
+        (True, True, None, True),
+        (False, True, None, False),
+        (False, False, None, None),  # it looked twice as fast, and nothing was decided
+        (False, True, 30.0, True),  # a part of it serves, which won against a baseline of 30 us
+        (False, True, 10.0, False),
+        (False, False, 30.0, None),
+    ],
+)
+def test_a_race_that_decided_nothing_leaves_no_verdict(
+    won: bool, decided: bool, first_us: float | None, verdict: bool | None
+) -> None:
+    assert recipe_verdict(Trial(20.0, 10.0, 5, won=won, decided=decided), first_us) is verdict

@@ -417,9 +417,11 @@ class Improver:
         kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.decided}
         rests = (calls[0], OWN_CODE if own else old.tier)
         graph, name = entry.baseline.graph, self._plans.model.name
-        if recipe is not None:  # a part of it may serve already, which won against the baseline as this would have
-            first = entry.trade.us[0] if entry.trade is not None and old is not entry.baseline else trial.old_us
-            recipe.judged(won=trial.won or trial.new_us < MARGIN * first, evidence={**evidence, "us_before": round(first, 1)})
+        if recipe is not None:
+            first = entry.trade.us[0] if entry.trade is not None and old is not entry.baseline else None
+            if (worth := recipe_verdict(trial, first)) is not None:
+                us = trial.old_us if first is None else first
+                recipe.judged(won=worth, evidence={**evidence, "us_before": round(us, 1)})
         if not trial.won:
             epochs.retire(better)  # a live call may be in it
             said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.decided else ", not decided")
@@ -496,3 +498,16 @@ def as_served(shown: Sequence[tuple[float, float]], trade: Trade | None) -> list
     if trade is None or not trade.us[0]:
         return []
     return [(old * trade.us[1] / trade.us[0], new) for old, new in shown]
+
+
+def recipe_verdict(trial: Trial, first_us: float | None) -> bool | None:
+    """Whether the next process may begin with what was raced; None where the race decided nothing, which is no verdict.
+
+    `first_us` is what the baseline took where a part of the plan serves already: that part won, and the whole, though not faster
+    than the part, may have won against the baseline as well.
+    """
+    if trial.won:
+        return True
+    if not trial.decided:
+        return None
+    return first_us is not None and trial.new_us < MARGIN * first_us
