@@ -10,6 +10,7 @@ import pytest
 import torch  # loads the OpenMP runtime
 
 from hotfuse.backends.llvm.threads import alone, fork_join, parallel
+from hotfuse.machine import openmp
 from hotfuse.native.jit import assembly, compile_object, load_object
 from hotfuse.native.target import cross_neon, host
 
@@ -42,6 +43,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         CLOSE(parallel.runtime().symbols[fork_join.CLOSE])(self._at)
+
+
+def openmp_library() -> ctypes.CDLL:
+    """Its functions, called without the interpreter lock: bodies of other threads need it."""
+    found = openmp.torchs()
+    assert found is not None
+    return ctypes.CDLL(found.library._name)
 
 
 def regions() -> int:
@@ -151,7 +159,7 @@ def test_runs_of_several_callers_have_a_team_each() -> None:
 
 def test_a_run_inside_a_region_of_others_is_on_one_thread() -> None:
     """A caller that is itself in a parallel region gets no threads of its own, and does everything."""
-    library = ctypes.CDLL(parallel.runtime().detail)
+    library = openmp_library()
     teams: list[int] = []
 
     @BODY
@@ -214,7 +222,7 @@ class System:
 
 def library_symbol(name: str) -> int:
     """A function of the OpenMP runtime itself."""
-    return ctypes.cast(getattr(ctypes.CDLL(parallel.runtime().detail), name), ctypes.c_void_p).value or 0
+    return ctypes.cast(getattr(openmp_library(), name), ctypes.c_void_p).value or 0
 
 
 class Paced:

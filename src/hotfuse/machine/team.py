@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from hotfuse.machine import openmp
 from hotfuse.machine.cores import usable_cores
 
 SPARE_FROM = 4
@@ -39,7 +40,7 @@ def threads() -> int:
 
 def has_every_core() -> bool:
     """Whether the calling thread's team has all cores there are, and is large enough to leave one free."""
-    return torch.get_num_threads() >= max(SPARE_FROM, usable_cores()) and _settable()
+    return torch.get_num_threads() >= max(SPARE_FROM, usable_cores()) and openmp.torchs() is not None
 
 
 def leaving_a_core(call: Callable[..., T], *args: Any, **how: Any) -> T:
@@ -61,20 +62,9 @@ def _library() -> Any:
     return ctypes.PyDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage] - the one file that is sure to be linked with it all
 
 
-@functools.cache
-def _settable() -> bool:
-    """Whether torch's loops have as many threads as OpenMP says: a build may have a pool of its own."""
-    if getattr(_library(), "omp_set_num_threads", None) is None:
-        return False
-    before = torch.get_num_threads()
-    mkl = _set(before + 1)
-    followed = torch.get_num_threads() == before + 1
-    _set(before, mkl)
-    return followed
-
-
 def _set(count: int, mkl: int | None = None) -> int:
     """Have so many threads; gives what MKL had for this thread, where 0 is what all threads have."""
-    _library().omp_set_num_threads(count)
+    if (runtime := openmp.torchs()) is not None:
+        runtime.set_threads(count)
     own = getattr(_library(), "MKL_Set_Num_Threads_Local", None)  # C's; that in small letters is Fortran's. Others have no MKL
     return 0 if own is None else own(count if mkl is None else mkl)

@@ -1,0 +1,80 @@
+"""The OpenMP runtime whose threads torch's own loops have.
+
+A process may hold several: scikit-learn and others bring one each, and every one has threads of its own, as many as there are
+cores. Two of them in turns are two teams on one machine. Threads of either look for work for milliseconds after their last one, and
+keep those of the other from their cores: a ViT of 45 ms took 370 on sixteen cores, because native code had taken the runtime of
+scikit-learn for torch's by a name that stood in its path (decision 109). So nothing is concluded from names. Torch says how many
+threads its loops have, and that number follows the runtime which it asks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.once import once
+
+SET, MOST = "omp_set_num_threads", "omp_get_max_threads"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMP:
+    """A runtime, and where it was found."""
+
+    library: ctypes.PyDLL
+    where: str
+
+    def addresses(self, names: Sequence[str]) -> dict[str, int] | None:
+        """Of functions; None where it lacks one."""
+        try:
+            return {n: ctypes.cast(getattr(self.library, n), ctypes.c_void_p).value or 0 for n in names}
+        except AttributeError:
+            return None
+
+    def set_threads(self, count: int) -> None:
+        """How many threads loops of the calling thread have."""
+        getattr(self.library, SET)(count)
+
+
+@once
+def torchs() -> OpenMP | None:
+    """The runtime that torch asks; None where torch's loops have threads of another kind."""
+    return next((found for found in _runtimes() if _followed(found)), None)
+
+
+def _followed(runtime: OpenMP) -> bool:
+    """Whether torch has as many threads as a runtime is told; nobody else notices."""
+    if runtime.addresses((SET, MOST)) is None:
+        return False
+    own, before = getattr(runtime.library, MOST)(), torch.get_num_threads()
+    runtime.set_threads(before + 1)
+    try:
+        return torch.get_num_threads() == before + 1
+    finally:
+        runtime.set_threads(own)
+
+
+def _runtimes() -> Iterator[OpenMP]:
+    """Where torch's calls may end: what the whole process sees (what was preloaded comes first there), what torch itself is linked
+    with, whatever else was loaded.
+    """
+    yield OpenMP(ctypes.PyDLL(None), "the process")
+    own = torch._C.__file__  # pyright: ignore[reportPrivateUsage] - the one file that is sure to be linked with it all
+    for path in dict.fromkeys((own, *_mapped())):
+        try:
+            yield OpenMP(ctypes.PyDLL(path), path)
+        except OSError:  # it was replaced or deleted since
+            continue
+
+
+def _mapped() -> list[str]:
+    """OpenMP libraries of this process."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    paths = (line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines())
+    return [p for p in paths if p.startswith("/") and any(name in Path(p).name for name in ("libgomp", "libomp", "libiomp"))]
