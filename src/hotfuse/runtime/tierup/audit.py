@@ -4,8 +4,9 @@ Now and then a call goes to the reference, the model's own code or whatever else
 to the plan: a round, as in a race on live calls. Three detectors weigh the rounds that the plan lost. Each is a sum of bets, one of
 which begins at every round (Shiryaev and Roberts), on "it loses so many of all rounds" against "it loses half of them"; so the
 mean of the three is expected to grow by one per round at most while the plan is not slower, and false alarms are RUN rounds apart
-on average, however often one looks and however long the plan was fast before. A plan that became three times as slow loses every
-round and is withdrawn after some sixteen.
+on average, however often one looks and however long the plan was fast before. A plan that loses every round by a little is
+withdrawn after some sixteen. What a plan costs while it stays grows with how much slower it is, and chance seldom shows large
+ratios in nearly all of the last rounds; so beyond `FAR` less evidence is asked for: of what is seven times as slow nine rounds.
 
 A round costs what the reference takes longer, twice because its first call only warms caches up, and four looks at calls. That is
 paid from `BUDGET` of the calls' time, so a plan that is much faster is looked at seldom; while it seems slower the reference is no
@@ -43,6 +44,8 @@ STALE_S = 1.0
 """A half of a round that waited longer is forgotten: the machine may have another speed by now."""
 RUN = 10_000.0
 """Rounds between two false alarms, at least, on average."""
+FAR, RUN_AT_LEAST = 2.0, 50.0
+"""From how many times as slow on less evidence is asked for, and how much of it at least."""
 LOSING = (0.6, 0.75, 0.95)
 """Parts of its rounds that a plan loses if it is slower: a little in much noise, or clearly."""
 SUSPECT, SEEMS_SLOWER = 20.0, 1.1
@@ -187,11 +190,16 @@ class Audit:
         lost = plan > self._allowed * reference
         for i, p in enumerate(LOSING):
             self._evidence[i] = (1.0 + self._evidence[i]) * 2 * (p if lost else 1 - p)
-        return self.evidence >= RUN
+        by_far = self._late_ratios()[:3][-1] / (FAR * self._allowed)  # of a few rounds the largest would be chance
+        return self.evidence >= max(RUN_AT_LEAST, RUN / max(1.0, by_far) ** 3)
+
+    def _late_ratios(self) -> list[float]:
+        """The plan's time over the reference's in the last rounds, the least first."""
+        return sorted(plan / max(reference, 1e-9) for reference, plan in list(self._rounds)[-2 * FIRST :])
 
     @property
     def evidence(self) -> float:
-        """That the plan is slower; `RUN` of it withdraws it."""
+        """That the plan is slower; `RUN` of it withdraws a plan that is so by a little."""
         return sum(self._evidence) / len(self._evidence)
 
     def _plan_next(self, number: int) -> None:
@@ -202,7 +210,7 @@ class Audit:
             return
         late = list(self._rounds)[-2 * FIRST :]
         reference, plan = median(r[0] for r in late), median(r[1] for r in late)
-        slower = median(r[1] / max(r[0], 1e-9) for r in late) > SEEMS_SLOWER * self._allowed
+        slower = median(self._late_ratios()) > SEEMS_SLOWER * self._allowed
         early, soon = self.rounds < FIRST, slower or self.evidence >= SUSPECT or self.rounds < 2 * FIRST
         self._unpaid_s = (2 * (reference - plan) + 4 * median(self._looks)) / (FIRST_BUDGET if early else BUDGET)
         self._not_before = number + (FIRST_GAP if early else 2 if soon else GAP)
