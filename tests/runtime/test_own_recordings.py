@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,9 +14,10 @@ from torch import nn
 
 from hotfuse.api import TorchModel
 from hotfuse.backends.cuda.record import Results, on_own_inputs
-from hotfuse.base.errors import CaptureError
+from hotfuse.base.errors import CaptureError, RecordingError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
+from hotfuse.machine import recorded_stream
 from hotfuse.runtime.serve.own_recordings import MOST_PUT_OFF, MOST_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
 
 SETTINGS = Settings(record=False, idle=False)
@@ -360,3 +362,70 @@ def test_closed_ones_run_the_models_own_code() -> None:
     before = run.counts["replays"]
     x = torch.randn(3, 4)
     assert torch.equal(run(x)["y"], model(x)["y"]) and run.counts["replays"] == before and run.counts["dropped"] == 1
+
+
+class AsksWhetherRecorded(nn.Module):
+    """As libraries do: other kernels where a stream is recorded, a look at data where none is."""
+
+    def __init__(self, device: OnCpu, *, looks: bool) -> None:
+        super().__init__()
+        self.device, self.looks = device, looks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.device.asleep:
+            time.sleep(0.002)
+        recorded = torch.cuda.is_current_stream_capturing()
+        TOLD.append(recorded)
+        if self.looks and not recorded and self.device.recording:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return x * 2
+
+
+TOLD: list[bool] = []
+
+
+class Capturing(OnCpu):
+    """Says that a stream is recorded while one is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording = False
+
+    def record(self, run: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        self.recording = True
+        try:
+            return super().record(run, inputs)
+        except RuntimeError as e:
+            raise RecordingError("the kernels of a call cannot be recorded", because=str(e)) from e
+        finally:
+            self.recording = False
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["nothing else", "a look at data"])
+def test_a_model_is_not_told_that_it_is_recorded_unless_it_must_be(monkeypatch: pytest.MonkeyPatch, *, looks: bool) -> None:
+    device = Capturing()
+    asked = lambda: device.recording  # noqa: E731
+    monkeypatch.setattr(recorded_stream, "being_recorded_here", asked)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", asked)
+    TOLD.clear()
+    model = AsksWhetherRecorded(device, looks=looks)
+    run, log = made(model, device)
+    for _ in range(RACED):
+        x = torch.randn(3, 4)
+        assert torch.equal(run(x), x * 2)
+    assert run.counts["recorded"] == 1 and run.counts["replays"] > 0, run.explain()
+    assert any(TOLD) is looks
+    assert (Why.NOT_CAPTURABLE in whys(log, Action.NOTICE)) is looks
+    assert torch.cuda.is_current_stream_capturing is asked  # put back
+
+
+def test_other_threads_are_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_stream, "being_recorded_here", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", recorded_stream.being_recorded_here)
+    seen: list[bool] = []
+    with recorded_stream.unnoticed(), recorded_stream.unnoticed():
+        seen.append(torch.cuda.is_current_stream_capturing())
+        other = threading.Thread(target=lambda: seen.append(torch.cuda.is_current_stream_capturing()))
+        other.start()
+        other.join()
+    assert [*seen, torch.cuda.is_current_stream_capturing()] == [False, True, True]

@@ -52,6 +52,10 @@ class CaptureError(HotfuseError):
         self.why = why
 
 
+class RecordingError(CaptureError):
+    """A device refused to record what a call launches there."""
+
+
 class InternalError(HotfuseError):
     """A broken promise of our own: worth a bug report."""
 

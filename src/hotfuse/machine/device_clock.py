@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hotfuse.machine.recorded_stream import being_recorded_here
+
 Clock = Callable[[], float]
 
 
 def being_recorded(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether what a call with these inputs launches becomes part of a CUDA graph of the caller's: nothing may wait for it."""
-    return any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing()
+    return any(t.is_cuda for t in tensors) and being_recorded_here()
 
 
 def clock_of(tensors: Sequence[torch.Tensor]) -> Clock:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from hotfuse.machine.recorded_stream import being_recorded_here
+
 _here = threading.local()
 
 
@@ -22,7 +24,7 @@ def in_own_stream(tensors: Iterable[Any]) -> Generator[None]:
     """Around work of a background thread on these tensors. It waits for what the default stream was given before, and all of it is
     done at the end: what it allocated may go back, what it read may be let go. Nothing it allocated may be used by calls."""
     device = next((t.device for t in tensors if isinstance(t, torch.Tensor) and t.is_cuda), None)
-    if device is None or torch.cuda.is_current_stream_capturing():
+    if device is None or being_recorded_here():
         yield
         return
     default, current = torch.cuda.default_stream(device), torch.cuda.current_stream(device)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hotfuse.backends.cuda.record import Recording, Run, pool_bytes
+from hotfuse.machine.recorded_stream import being_recorded_here
 
 _DEFAULT = 0
 """The handle of the default stream."""
@@ -34,7 +35,7 @@ class CudaDevice:
 
     def may_record(self) -> bool:
         """Whether the calling thread serves a call, on a stream that is not itself being recorded."""
-        return not self._in_background() and not torch.cuda.is_current_stream_capturing()
+        return not self._in_background() and not being_recorded_here()
 
     def enter(self) -> None:
         """The caller's stream waits for the last replay, if that was launched on another one: a stream keeps its own order."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.base.errors import CaptureError
+from hotfuse.base.errors import CaptureError, RecordingError
 
 _end_allocating: Callable[[int, Any], None] = getattr(torch._C, "_cuda_endAllocateToPool", lambda _device, _pool: None)
 Run = Callable[..., tuple[Any, ...]]
@@ -76,7 +76,7 @@ class Recording:
                 _end_allocating(torch.cuda.current_device(), pool)
             said = str(error).strip().splitlines()
             because = f"{type(error).__name__}: {said[0][:200] if said else ''}"
-            raise CaptureError("the kernels of a call cannot be recorded", because=because) from error
+            raise RecordingError("the kernels of a call cannot be recorded", because=because) from error
         return outputs
 
     def replay(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:

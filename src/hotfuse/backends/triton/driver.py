@@ -17,6 +17,7 @@ import torch
 from hotfuse.backends.device_code import BuiltDeviceKernel, TensorDescriptor
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.machine.recorded_stream import being_recorded_here
 
 _SHARED_LIMIT = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
@@ -143,7 +144,7 @@ class ArrivalCounters:
 
     def place(self, count: int, who: tuple[int, int]) -> int:
         """The address of so many words for a kernel on a stream; raises CaptureError where none are left."""
-        recording = torch.cuda.is_current_stream_capturing()
+        recording = being_recorded_here()
         with self._lock:
             if not recording and who in self._places:
                 return self._places[who]

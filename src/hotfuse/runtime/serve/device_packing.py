@@ -23,6 +23,7 @@ import torch
 
 from hotfuse.backends.protocol import RecordedRun, Run
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.machine.recorded_stream import being_recorded_here
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.runtime.serve.rests import Rest
 from hotfuse.specialize.packing import PackedInput
@@ -201,7 +202,7 @@ class DevicePackedRun:
             self.unread += 1
             return self.padded(*inputs)
         mask = inputs[self.packer.packer.mask]
-        if mask.is_cuda and torch.cuda.is_current_stream_capturing():  # nothing may be asked now
+        if mask.is_cuda and being_recorded_here():  # nothing may be asked now
             self.why_not[Padded.RECORDED] += 1
             return self.padded(*inputs)
         answers = _soon(self.ask(*inputs)[0]) if mask.numel() else lambda: [0, 1]

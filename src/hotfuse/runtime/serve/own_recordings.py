@@ -15,6 +15,7 @@ For the engine this is the model's own code: tier 0 races against it, tier 1 has
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -27,7 +28,7 @@ import torch
 
 from hotfuse.backends import registry
 from hotfuse.backends.protocol import RecordingDevice, Replay
-from hotfuse.base.errors import CaptureError, HotfuseError, InputError
+from hotfuse.base.errors import CaptureError, HotfuseError, InputError, RecordingError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
@@ -38,6 +39,7 @@ from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import in_background as runs_jobs
 from hotfuse.machine.device_clock import clock_of
 from hotfuse.machine.heap import heap
+from hotfuse.machine.recorded_stream import unnoticed
 from hotfuse.native.call_context import asked_in_python
 from hotfuse.runtime.background import Job
 from hotfuse.runtime.serve.effects import Before
@@ -110,11 +112,17 @@ class OwnKind:
     audit: Audit | None = None
     trial: Trial | None = None
     refused: str = ""
+    notices: bool = False
+    """Whether the model's code may ask whether it is recorded: it could not be without."""
     calls: int = 0
     next_look: int = 0
     looked: int = 0
     """The call that was timed last."""
     used: float = 0.0
+
+
+class _Noticed(CaptureError):
+    """The model's code could not be recorded without being told."""
 
 
 class _Withdrawn(Exception):
@@ -331,12 +339,15 @@ class OwnRecordings:
                 raise CaptureError("a call cannot be recorded", because="it changes the model", why=Why.STATEFUL)
             if not changes_nothing(after.spec) or before.writes():
                 raise CaptureError("a call cannot be recorded", because="it changes its arguments", why=Why.STATEFUL)
-            made = device.record(self._flat(take_call(args, kwargs).spec, guard), leaves)
+            made = self._recorded(kind, device, take_call(args, kwargs).spec, guard, leaves)
             kind.rebuild = _rebuilding(after.spec)
             self._prove(device, made, leaves, after.spec, after.leaves)
             if (held_bytes := device.held()) > MOST_MEMORY * device.total():
                 because = f"its recordings would hold {held_bytes >> 20} MiB of the device"
                 raise CaptureError("a call cannot be recorded", because=because, why=Why.TOO_MUCH_MEMORY)
+        except _Noticed as e:  # once more, in another call
+            kind.notices = True
+            self._log.decide(Action.NOTICE, e.why, self._model.name, what=_WHAT, call=kind.text, because=e.because or e.what)
         except Exception as e:  # the call has its answer
             why = e.why if isinstance(e, CaptureError) else Why.NOT_CAPTURABLE
             self.counts["not_recordable"] += 1
@@ -353,7 +364,18 @@ class OwnRecordings:
     def _drawn(self, device: RecordingDevice) -> tuple[Any, ...]:
         return device.random_state(), *random_states()
 
-    def _flat(self, spec: Spec, guard: ModelGuard) -> Callable[..., tuple[Any, ...]]:
+    def _recorded(
+        self, kind: OwnKind, device: RecordingDevice, spec: Spec, guard: ModelGuard, leaves: Sequence[torch.Tensor]
+    ) -> Replay:
+        """Record as the model runs where nothing is recorded; where it cannot be so, the next call tells its code."""
+        try:
+            return device.record(self._flat(spec, guard, notices=kind.notices), leaves)
+        except RecordingError as e:
+            if kind.notices:
+                raise
+            raise _Noticed(e.what, because=e.because) from e
+
+    def _flat(self, spec: Spec, guard: ModelGuard, *, notices: bool) -> Callable[..., tuple[Any, ...]]:
         """The model's own code from tensors to the spec and the leaves of what it returns."""
         weights = {t.untyped_storage().data_ptr() for t in guard.tensors} - {0}
 
@@ -361,7 +383,9 @@ class OwnRecordings:
             made = StructureBuilder(tensors)
             args, kwargs = made.build(spec)
             before = [contents(h) for h in made.holders]
-            taken = take_after(self._call(*args, **kwargs), made.holders, before)
+            with contextlib.nullcontext() if notices else unnoticed():
+                result = self._call(*args, **kwargs)
+            taken = take_after(result, made.holders, before)
             if not changes_nothing(taken.spec):
                 raise CaptureError("a call cannot be recorded", because="it changes its arguments", why=Why.STATEFUL)
             if any(isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() in weights for t in taken.leaves):
