@@ -139,6 +139,8 @@ class DevicePlanRequest:
 
     kind: ClassVar[str] = "device plan"
     graph: str
+    folded: bool = False
+    """Whether products take in the layer norms between them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hotfuse.ops.costs import per_input
-from hotfuse.ops.table import Access, defops
+from hotfuse.ops.own.folded_norm import MEAN, NORMALIZED, SPREAD
+from hotfuse.ops.table import Access, defop, defops
 
 _R = Access.REDUCTION
 
@@ -16,3 +17,5 @@ defops(
     _R,
     per_input(4),
 )
+for _name, _flops in ((MEAN, 1), (SPREAD, 3), (NORMALIZED, 4)):
+    defop(_name, _R, per_input(_flops))

@@ -69,6 +69,8 @@ HALVED_COLUMNS = 128
 LINE = 128
 """Bytes that one prefetch asks for."""
 PREFETCHED_BYTES = 256 << 10
+NEAR_LINES = 64
+"""Of a vector that is fetched into a multiprocessor's own cache."""
 PREFETCHING_PROGRAMS = 264
 """Programs that all run at once: later ones would ask for their weights too late."""
 
@@ -274,6 +276,9 @@ class _KernelWriter:
         buffer, pointer = self.buffers[access.buffer]
         if buffer.kind is not BufferKind.CONST:
             return
+        if len(tile) == 1 and access.index == (sym(loop.var),) and buffer.stride == (1,) and buffer.dtype in ELEMENT_BYTES:
+            self.prefetch_vector(buffer, pointer, loop)
+            return
         found = bulk_load(buffer, 0, access, tile, 0.0, {**self.most, loop.var: last_value(loop)})
         if found is None or found.column != sym(loop.var) or found.source.shape[0] % found.source.block[0]:
             return
@@ -289,6 +294,17 @@ class _KernelWriter:
         self.line(f"for ahead in tl.static_range({loop.lo}, {loop.lo + lines * each}, {wide * each}):")
         self.line(f"    _prefetch({pointer} + ({self.dim(found.row)} + tl.arange(0, {rows})[:, None]) * {stride}"
                   f" + {begin}ahead + tl.arange(0, {wide})[None, :] * {each})")  # fmt: skip
+
+    def prefetch_vector(self, buffer: Buffer, pointer: str, loop: Loop) -> None:
+        """Ask for a vector that the loop reads a piece of in every step: it is too small to be fetched ahead by stages, so every
+        step would wait for its piece."""
+        assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
+        each = LINE // ELEMENT_BYTES[buffer.dtype]
+        lines = (loop.hi - loop.lo) // each
+        wide = next((n for n in (8, 4, 2, 1) if lines % n == 0), 1)
+        if loop.lo == 0 and 0 < lines <= NEAR_LINES:
+            self.line(f"for ahead in tl.static_range(0, {lines * each}, {wide * each}):")
+            self.line(f"    _prefetch_near({pointer} + ahead + tl.arange(0, {wide}) * {each})")
 
     def named(self, var: str) -> str:
         return self.names.setdefault(var, f"i{len(self.names)}")

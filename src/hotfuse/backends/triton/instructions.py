@@ -131,8 +131,16 @@ def _prefetch(p):
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p.to(tl.uint64, bitcast=True)], dtype=tl.int32, is_pure=False, pack=1
     )
+
+
+@triton.jit
+def _prefetch_near(p):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [p.to(tl.uint64, bitcast=True)], dtype=tl.int32, is_pure=False, pack=1
+    )
 '''
-"""Has lines of memory fetched into the second-level cache of an NVIDIA device; no value is read, so nothing has to be ready."""
+"""Has lines of memory fetched into a cache of an NVIDIA device, the second-level one or a multiprocessor's own; no value is read,
+so nothing has to be ready."""
 
 Row = Callable[[Sequence[str], Sequence[DType]], str]
 

@@ -5,6 +5,8 @@
     device unit    workers compile each distinct group in several tilings; one without a kernel is asked for again in two halves
     trial          each kernel against the library's on the device, with the data of a real call (`compile.device.trial`)
     tuning         kernels exchanged one at a time, and the whole plan measured (`compile.device.tuning`); what came of it is kept
+    folding        the same once more with layer norms taken in by products (`compile.device.folding`), where there are such; the
+                   faster of both plans is taken
     outline        one function of generated kernels and library operators, in order
 
 Everything here runs on a background thread. Time for it is bounded; what was not tried by then stays with the library.
@@ -13,9 +15,10 @@ Everything here runs on a background thread. Time for it is bounded; what was no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import field
+from contextlib import contextmanager
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -33,7 +36,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import BEFORE_CALLS, DeviceTrial, Differ, tried
-from hotfuse.compile.device.tuning import LIBRARY, Choice, alternatives, descended
+from hotfuse.compile.device.tuning import LEAST_GAIN, LIBRARY, ROUNDS, Choice, alternatives, descended
 from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest, RequestBody, request_of
 from hotfuse.compile.requests import Here
@@ -49,6 +52,7 @@ from hotfuse.lower.common.codec import from_json
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.machine.device_clock import device_seconds
 from hotfuse.machine.device_stream import in_own_stream
+from hotfuse.ops.own.folded_norm import MEAN, SPREAD
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
 
@@ -60,6 +64,8 @@ MOST_PLACES = 12
 """Places in the model whose weights a trial goes through."""
 TUNING_S = 4.0
 """Seconds for choosing kernels inside the whole plan."""
+NORMS, FOLDED = "layer norms", "folded"
+"""What is kept of them, where products took them in; else `STAYS`."""
 DONE_S = 0.05
 SHARES = 5
 """Requests that the tilings of one group are divided into, for workers that would be idle."""
@@ -117,18 +123,67 @@ def generate(
     differ: Differ, stop: Callable[[], bool] = lambda: False,
 ) -> GeneratedPlan:  # fmt: skip
     """The graph with generated kernels where they won; raises InternalError where none did."""
-    return _Generation(graph, weights, sample, settings, device, differ, stop).plan()
+    job = _Job(graph, weights, sample, settings, device, differ, stop)
+    plain = _Generation(job)
+    known = plain.kept.tiling(NORMS) if plain.foldable else STAYS
+    if known == FOLDED:
+        return _Generation(job, folded=True).plan()
+    made = plain.plan()
+    if known == STAYS:
+        plain.keep({})
+        return made
+    try:
+        other = _Generation(job, folded=True, before=plain.units)
+        return _faster(made, plain, other.plan(), other)
+    except HotfuseError as e:
+        if stop():
+            raise
+        plain.keep({})
+        return _noted(made, f"layer norms have kernels of their own: {(e.because or e.what)[:200]}")
+
+
+def _faster(made: GeneratedPlan, plain: _Generation, folded: GeneratedPlan, other: _Generation) -> GeneratedPlan:
+    """The faster of two plans as a whole, on the device; that of products that take norms in must save as much as an exchange."""
+    with torch.no_grad(), plain.before_calls():
+        least = [float("inf"), float("inf")]
+        for _ in range(ROUNDS):
+            for i, run in enumerate((made.run, folded.run)):
+                least[i] = min(least[i], plain.whole_s(run))
+    said = f"layer norms: {least[1] * 1e6:.1f} us taken in by products around them, {least[0] * 1e6:.1f} in kernels of their own"
+    if least[1] < (1 - LEAST_GAIN) * least[0]:
+        plain.keep({**other.chosen(), NORMS: FOLDED})
+        return _noted(folded, said)
+    plain.keep({NORMS: STAYS})
+    return _noted(made, said)
+
+
+def _noted(made: GeneratedPlan, note: str) -> GeneratedPlan:
+    head, *others = made.notes
+    return replace(made, notes=(head, note, *others))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What kernels are wanted for."""
+
+    graph: Graph
+    weights: Mapping[str, torch.Tensor]
+    sample: Sequence[torch.Tensor]
+    settings: Settings
+    device: torch.device
+    differ: Differ
+    stop: Callable[[], bool]
 
 
 class _Generation:
     """One graph on its way."""
 
-    def __init__(
-        self, graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings,
-        device: torch.device, differ: Differ, stop: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self.weights, self.sample, self.settings, self.device = weights, sample, settings, device
-        self.differ, self.stop = differ, stop
+    def __init__(self, job: _Job, *, folded: bool = False, before: Mapping[str, _DeviceUnit] | None = None) -> None:
+        """`folded`: products take in the layer norms between them. `before` has groups that were tried already."""
+        graph, settings, device = job.graph, job.settings, job.device
+        self.weights, self.sample, self.settings, self.device = job.weights, job.sample, settings, device
+        self.differ, self.stop = job.differ, job.stop
+        self.before = before or {}
         self.target = registry.device_kernels().target(device)
         self.executor = Here() if settings.capture == "inline" else sized(settings).pool
         self.until = time.monotonic() + TRIALS_S
@@ -136,7 +191,8 @@ class _Generation:
         self.given = graph
         name = f"{torch.cuda.get_device_name(device)} {self.target.arch}"
         self.kept = remembered_kernels(show(graph), name, settings, tf32=tf32_allowed())
-        header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph))).result())
+        header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph), folded)).result())
+        self.foldable = bool(header["foldable"]) and not folded
         self.graph = parse(str(header["graph"]))
         self.parts: list[_DevicePart] = []
         at = 0
@@ -179,6 +235,8 @@ class _Generation:
         text = show(normal)
         part.key = f"{text}\n{sorted(strides.items())}"
         unit = self.units.get(part.key)
+        if unit is None and (old := self.before.get(part.key)) is not None:
+            unit = self.units[part.key] = replace(old, uses=0)
         if unit is None:
             ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in normal.nodes))[:60]
             unit = self.units[part.key] = _DeviceUnit(normal, strides, ops)
@@ -284,12 +342,12 @@ class _Generation:
         libraries = [flat_function(piece, meaning, self.weights)[0] for piece in pieces]
         inputs = [env[v.name] for v in pieces[0].inputs]
         every = [[*inputs, *(self.weights[p.key] for p in piece.params)] for piece in pieces]
-        wanted = _written_rows(pieces[0], env)
+        wanted, moments = _written_rows(pieces[0], env), _moments(pieces[0])
         try:
             found: DeviceTrial = tried(
                 [lambda run=run: wanted(run(*inputs)) for run in libraries],
                 [[lambda k=k, given=given: wanted(k(*given)) for given in every] for k, _ in unit.candidates],
-                self.differ, self.device,
+                lambda got, want: self.differ(moments(got), moments(want)), self.device,
             )  # fmt: skip
         except (HotfuseError, RuntimeError) as e:
             unit.because = str(e).splitlines()[0][:200]
@@ -306,6 +364,28 @@ class _Generation:
         else:
             unit.because = f"its best kernel takes {unit.said(at)}"
 
+    @contextmanager
+    def before_calls(self) -> Generator[None]:
+        """A stream that goes before those of calls, done at the end."""
+        with torch.cuda.stream(torch.cuda.Stream(self.device, priority=BEFORE_CALLS)), in_own_stream(self.sample):
+            yield
+
+    def whole_s(self, run: Run) -> float:
+        """What a whole plan takes on the device."""
+        begin = time.perf_counter()
+        run(*self.sample)
+        launching = time.perf_counter() - begin
+        return device_seconds(lambda: run(*self.sample), self.device, 1.3 * launching)
+
+    def chosen(self) -> dict[str, str]:
+        """By group, the kernel that serves."""
+        return {k: STAYS if u.kernel is None else u.candidates[u.chosen][1] for k, u in self.units.items() if u.tried}
+
+    def keep(self, more: Mapping[str, str]) -> None:
+        """What was chosen, and more, for the next process."""
+        norms = self.kept.tiling(NORMS)
+        self.kept.keep({**({NORMS: norms} if norms else {}), **self.chosen(), **more})
+
     def _tune(self) -> str:
         """Kernels by what the whole plan takes; what came of it, in words."""
         tried = {k: (u, u.trial) for k, u in self.units.items() if u.trial is not None}
@@ -315,7 +395,7 @@ class _Generation:
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
         until = time.monotonic() + TUNING_S
         made: dict[tuple[int, ...], Run] = {}
-        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(self.device, priority=BEFORE_CALLS)), in_own_stream(self.sample):
+        with torch.no_grad(), self.before_calls():
 
             def measure(choice: Choice) -> float:
                 at = tuple(choice[k] for k in order)
@@ -324,10 +404,7 @@ class _Generation:
                         self.units[k].chosen = choice[k]
                     made[at] = self._outlined()[0]
                     made[at](*self.sample)  # code is loaded
-                begin = time.perf_counter()
-                made[at](*self.sample)
-                launching = time.perf_counter() - begin
-                return device_seconds(lambda: made[at](*self.sample), self.device, 1.3 * launching)
+                return self.whole_s(made[at])
 
             first = {k: self.units[k].chosen for k in order}
             try:
@@ -369,7 +446,6 @@ class _Generation:
         if all(u.kernel is None for u in units):
             raise InternalError("no generated kernel beat the library's on the device", because="; ".join(self._stays())[:500])
         tuned = self._tune()
-        self.kept.keep({k: STAYS if u.kernel is None else u.candidates[u.chosen][1] for k, u in self.units.items() if u.tried})
         run, source, kernels, calls, library = self._outlined()
         notes = [f"{u.uses} x {u.ops}: {u.said(u.chosen)}" for u in units if u.kernel is not None]
         head = f"{calls} calls of {len(kernels)} generated kernels on {self.device}, {library} library calls"
@@ -379,6 +455,15 @@ class _Generation:
         """Groups that stay with the library, and why."""
         return [f"{u.uses} x {u.ops} stays with the library: {u.because}" for u in self.units.values()
                 if u.kernel is None and u.because and (u.tried or len(u.graph.nodes) == 1)]  # fmt: skip
+
+
+def _moments(piece: Graph) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Moments of rows in so few digits as the rows themselves have: those are rounded differently by every kernel."""
+    of_rows = {v.name for n in piece.nodes if packet(n.op) in (MEAN, SPREAD) for v in n.outs}
+    places = [i for i, v in enumerate(dict.fromkeys(output_values(piece))) if v.name in of_rows]
+    if not places:
+        return lambda outs: outs
+    return lambda outs: [o.bfloat16() if i in places else o for i, o in enumerate(outs)]
 
 
 def _written_rows(piece: Graph, env: Mapping[str, Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:

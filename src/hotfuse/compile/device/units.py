@@ -22,6 +22,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import Pass, Where, run, run_all
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.compile import request_context
+from hotfuse.compile.device.folding import FOLDED, folded
 from hotfuse.compile.kept import WAIT_S, answered
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.compile.unit.grouping import ORDER, GroupedGraph
@@ -55,7 +56,7 @@ def fits(node: Node) -> bool:
     if any(not isinstance(v.type, TensorType) for v in (*node.ins, *node.outs)):
         return False
     return (
-        is_product(node) or packet(node.op) in (FUSED, BOUNDED) or expand.known(node.op) or is_move(node.op)
+        is_product(node) or packet(node.op) in (FUSED, BOUNDED, *FOLDED) or expand.known(node.op) or is_move(node.op)
         or packet(node.op) in primitive.expansions()
     )
 
@@ -63,7 +64,13 @@ def fits(node: Node) -> bool:
 def plan(request: DevicePlanRequest) -> Message:
     """The request of kind `device plan`: a graph as text."""
     made: GroupedGraph = run_all(DEVICE_GROUPING, parse(request.graph), None)
-    return {"ok": True, "graph": show(made.graph), "groups": [[len(g.nodes), _kind(made.graph, g)] for g in made.groups]}, []
+    other = folded(made)
+    foldable = other.graph is not made.graph and len(other.groups) < len(made.groups)
+    if request.folded:
+        verify(other.graph)
+        made = other
+    groups = [[len(g.nodes), _kind(made.graph, g)] for g in made.groups]
+    return {"ok": True, "graph": show(made.graph), "groups": groups, "foldable": foldable}, []
 
 
 def _grouped(graph: Graph, _job: None) -> GroupedGraph:

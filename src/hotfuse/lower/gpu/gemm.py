@@ -23,11 +23,12 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands
 from hotfuse.lower.common.between import SUMS, Between, between, is_product
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Refine, Space, counters_of
+from hotfuse.lower.common.index import ORIGIN, Position, Refine, Space, counters_of
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
 from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.gpu.folded_norm import BlockOutput, FoldedNorms, row_moments, store_blocks, unfolded
 from hotfuse.lower.gpu.rows import flattened, whole_strides
 from hotfuse.lower.gpu.tiling import GpuTiling, left_over, numbers, power_of_2
 from hotfuse.lower.ops.views import broadcast, shape_of
@@ -93,15 +94,17 @@ def lower_products(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[
     return _lowered(graph, tiling, strides, name)
 
 
-def _lowered(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, ...]], name: str) -> Lowered:
+def _lowered(given: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, ...]], name: str) -> Lowered:
     builder = KernelBuilder(name)
-    memory = KernelBuffers(builder, graph, strides)
-    for cluster in _clusters(graph):
+    memory = KernelBuffers(builder, given, strides)
+    norms = unfolded(given)
+    graph = norms.graph
+    for cluster in _clusters(graph, norms.blocks):
         space = Space.of((*shape_of(cluster.products[0].out), shape_of(cluster.products[0].a)[-1]))
         for _ in range(_TRIES):
             try:
                 with builder.apart() as written:
-                    _ClusterWriter(graph, cluster, tiling, memory, space).write()
+                    _ClusterWriter(graph, cluster, tiling, memory, space, norms).write()
                 builder.splice(written)
                 break
             except Refine as finer:
@@ -149,7 +152,7 @@ def gemm_tilings(graph: Graph, *, bulk: bool = False) -> Sequence[GpuTiling]:
     return tuple((*by_engine[:MOST_BULK], *shared, *plain[: MOST_TRIED - min(MOST_BULK, len(by_engine))]))
 
 
-def _clusters(graph: Graph) -> list[_Cluster]:
+def _clusters(graph: Graph, blocks: Sequence[BlockOutput] = ()) -> list[_Cluster]:
     products = [between(n) for n in graph.nodes if is_product(n)]
     of: dict[str, frozenset[int]] = {p.out.name: frozenset({i}) for i, p in enumerate(products)}
     for node in graph.nodes:
@@ -160,7 +163,8 @@ def _clusters(graph: Graph) -> list[_Cluster]:
         if of.get(p.a.name) or of.get(p.b.name):
             raise CannotLower("a product of a product's result in one kernel")
     sets: list[set[int]] = [{i} for i in range(len(products))]
-    outputs = list(dict.fromkeys(output_values(graph)))
+    apart = {b.value.name for b in blocks}
+    outputs = [v for v in dict.fromkeys(output_values(graph)) if v.name not in apart]
     for v in outputs:
         meets = of.get(v.name, frozenset[int]())
         if not meets:
@@ -176,7 +180,9 @@ def _clusters(graph: Graph) -> list[_Cluster]:
 class _ClusterWriter:
     """One nest while it is written, in loops of one fineness."""
 
-    def __init__(self, graph: Graph, cluster: _Cluster, tiling: GpuTiling, memory: KernelBuffers, space: Space) -> None:
+    def __init__(
+        self, graph: Graph, cluster: _Cluster, tiling: GpuTiling, memory: KernelBuffers, space: Space, norms: FoldedNorms
+    ) -> None:
         self.graph, self.cluster, self.memory, self.space = graph, cluster, memory, space
         self.builder = memory.builder
         first = cluster.products[0]
@@ -198,6 +204,13 @@ class _ClusterWriter:
         least = 1 if self.m == 1 else _LEAST
         self.tiling = replace(tiling, rows=1 if self.m == 1 else max(_LEAST, tiling.rows),
                               depth=max(least, min(tiling.depth, power_of_2(self.k))))  # fmt: skip
+        made = {v.name for v in cluster.outputs}
+        self.blocks = tuple(b for b in norms.blocks if b.of.name in made)
+        self.moments = norms.moments
+        self.rows: list[tuple[Tile, Tile]] = []
+        """Per norm that is taken in: the mean and the inverse deviation of the program's rows."""
+        if (self.moments or norms.blocks) and (self.m == 1 or len(shape_of(first.out)) != 2):
+            raise CannotLower("norms are taken in by products of rows and columns")
         self.definitions = Definitions(graph)
         self.at = Evaluator(memory, graph, space, definitions=self.definitions)
         self.roots = tuple(space.root(i) for i in range(len(space.roots)))
@@ -225,13 +238,27 @@ class _ClusterWriter:
             self.along_m = TileAxis(self.at_m, t.rows, left_over(self.m, t.rows, where[self.at_m]))
             self.along_n = TileAxis(self.at_n, t.columns, left_over(self.n, t.columns, where[self.at_n]))
             with self.at.loops(where):
+                self.rows = [row_moments(self.memory, m, where[self.at_m], t.rows, self.along_m.valid) for m in self.moments]
                 sums = self._row() if self.m == 1 else self._sums()
                 with self.at.loops({}, (self.along_n,) if self.m == 1 else (self.along_m, self.along_n)):
+                    self._give_rows()
                     for p, total in zip(self.cluster.products, sums, strict=True):
                         done = operands.completed(self.at, total, p.out, self.roots[:-1], p.scale, p.bias, p.bias_scale)
                         self.at.give(p.out, self.roots[:-1], done)
                     for v in outputs.values():
                         self.at.store(v, landed[v.name], self.at.tile(v, landed[v.name]))
+                    for v in outputs.values():
+                        if told := [block for block in self.blocks if block.of.name == v.name]:
+                            tile = b.bcast(self.at.tile(v, landed[v.name]), (t.rows, t.columns))
+                            if landed[v.name] != self.roots[:-1]:
+                                raise CannotLower(f"blocks of %{v.name}, which lies otherwise than the product")
+                            store_blocks(self.memory, told, tile, where[self.at_m], where[self.at_n], self.along_m.valid, self.n)
+
+    def _give_rows(self) -> None:
+        """What norms need of the program's rows, in the loops at hand."""
+        for m, (mean, deviation) in zip(self.moments, self.rows, strict=True):
+            self.at.give(m.mean, (self.roots[0], ORIGIN), mean)
+            self.at.give(m.deviation, (self.roots[0], ORIGIN), deviation)
 
     def _sums(self) -> Sequence[Tile]:
         b, t = self.builder, self.tiling
@@ -243,6 +270,7 @@ class _ClusterWriter:
             with self.at.loops({self.at_k: k.var}):
                 for p, acc in zip(self.cluster.products, k.carried, strict=True):
                     with self.at.loops({}, (self.along_m, along_k)):
+                        self._give_rows()
                         x = b.bcast(self.at.tile(p.a, self._a(p)), (t.rows, t.depth))
                         if left is not None and p.a.name not in self.definitions.sources:  # computed from fill, it may be NaN
                             there = b.map("lt", b.iota(0, (1, t.depth), 1), b.index(left))

@@ -77,6 +77,8 @@ def row_tilings(graph: Graph) -> Sequence[GpuTiling]:
         width = power_of_2(columns)
         warps = max(1, min(16, width // 256))
         choices = [GpuTiling(1, width, warps=warps)]
+        if 512 <= width <= 2048:  # fewer threads have less to wait for in each other's sums
+            choices += [GpuTiling(1, width, warps=n) for n in (1, 2)]
         if width <= 2048:
             choices.append(GpuTiling(max(1, min(power_of_2(rows), 4096 // width)), width, warps=4))
         if width <= 256:
