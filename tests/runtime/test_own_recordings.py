@@ -17,7 +17,7 @@ from hotfuse.backends.cuda.record import Results, on_own_inputs
 from hotfuse.base.errors import CaptureError, RecordingError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
-from hotfuse.machine import recorded_stream
+from hotfuse.machine import device_stream
 from hotfuse.runtime.serve.own_recordings import MOST_PUT_OFF, MOST_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
 
 SETTINGS = Settings(record=False, idle=False)
@@ -405,7 +405,7 @@ class Capturing(OnCpu):
 def test_a_model_is_not_told_that_it_is_recorded_unless_it_must_be(monkeypatch: pytest.MonkeyPatch, *, looks: bool) -> None:
     device = Capturing()
     asked = lambda: device.recording  # noqa: E731
-    monkeypatch.setattr(recorded_stream, "being_recorded_here", asked)
+    monkeypatch.setattr(device_stream, "being_recorded_here", asked)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", asked)
     TOLD.clear()
     model = AsksWhetherRecorded(device, looks=looks)
@@ -420,10 +420,10 @@ def test_a_model_is_not_told_that_it_is_recorded_unless_it_must_be(monkeypatch: 
 
 
 def test_other_threads_are_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_stream, "being_recorded_here", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", recorded_stream.being_recorded_here)
+    monkeypatch.setattr(device_stream, "being_recorded_here", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", device_stream.being_recorded_here)
     seen: list[bool] = []
-    with recorded_stream.unnoticed(), recorded_stream.unnoticed():
+    with device_stream.unnoticed(), device_stream.unnoticed():
         seen.append(torch.cuda.is_current_stream_capturing())
         other = threading.Thread(target=lambda: seen.append(torch.cuda.is_current_stream_capturing()))
         other.start()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hotfuse.machine.recorded_stream import being_recorded_here
+from hotfuse.machine.device_stream import being_recorded_here
 
 Clock = Callable[[], float]
 

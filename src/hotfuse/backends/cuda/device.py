@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hotfuse.backends.cuda.record import Recording, Run, pool_bytes
-from hotfuse.machine.recorded_stream import being_recorded_here
+from hotfuse.machine.device_stream import being_recorded_here
 
 _DEFAULT = 0
 """The handle of the default stream."""

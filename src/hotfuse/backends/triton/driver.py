@@ -17,7 +17,7 @@ import torch
 from hotfuse.backends.device_code import BuiltDeviceKernel, TensorDescriptor
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.machine.recorded_stream import being_recorded_here
+from hotfuse.machine.device_stream import being_recorded_here
 
 _SHARED_LIMIT = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""

@@ -23,7 +23,7 @@ import torch
 
 from hotfuse.backends.protocol import RecordedRun, Run
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.machine.recorded_stream import being_recorded_here
+from hotfuse.machine.device_stream import being_recorded_here
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.runtime.serve.rests import Rest
 from hotfuse.specialize.packing import PackedInput

@@ -38,8 +38,8 @@ from hotfuse.base.structure import Spec, StructureBuilder, builder, take_call
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import in_background as runs_jobs
 from hotfuse.machine.device_clock import clock_of
+from hotfuse.machine.device_stream import unnoticed
 from hotfuse.machine.heap import heap
-from hotfuse.machine.recorded_stream import unnoticed
 from hotfuse.native.call_context import asked_in_python
 from hotfuse.runtime.background import Job
 from hotfuse.runtime.serve.effects import Before
