@@ -16,7 +16,7 @@ from hotfuse.base.errors import CallFault
 from hotfuse.ir.text import parse
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument
-from hotfuse.lower.common.winograd import Scheme, schemes, transformed
+from hotfuse.lower.common.winograd import PIECE, Scheme, schemes, transformed
 from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis
@@ -49,10 +49,19 @@ def test_the_transforms_are_a_convolution(scheme: Scheme) -> None:
 
 
 def test_weights_along_two_dims() -> None:
-    windows = np.arange(2 * 3 * 3 * 5, dtype=np.float32).reshape(2, 3, 3, 5)
-    found = transformed(windows, (4, 2)).reshape(2, 3, 6, 6)
+    windows = np.arange(3 * 5 * 2 * (PIECE + 3), dtype=np.float64).reshape(3, 5, 2, PIECE + 3)
+    found = transformed(windows.reshape(15, 2, -1), (3, 5), (4, 2)).reshape(6, 6, 2, -1)
     down, across = (np.array(Scheme(*s).weights, np.float64) for s in ((4, 3), (2, 5)))
-    np.testing.assert_allclose(found, np.einsum("pi,qj,nkij->nkpq", down, across, windows), rtol=1e-12)
+    want = np.einsum("pi,qj,ijnk->pqnk", down, across, windows)
+    np.testing.assert_allclose(found, want, rtol=1e-12, atol=1e-12 * np.abs(want).max())
+
+
+def test_weights_are_rounded_once() -> None:
+    windows = np.random.default_rng(0).standard_normal((9, 7), np.float32)
+    found = transformed(windows, (3, 3), (4, 4))
+    assert found.dtype == np.float32
+    exact = transformed(windows.astype(np.float64), (3, 3), (4, 4))
+    np.testing.assert_array_equal(found, exact.astype(np.float32))
 
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from hotfuse.base.errors import ModelError
 from hotfuse.ir.dims import evaluate
@@ -12,7 +13,7 @@ from hotfuse.tile.program import Instr, Kernel, Loop, LoopKind, Stmt, Tile
 
 def vectors_at_once(kernel: Kernel, vector_bytes: int) -> int:
     """The most vector registers that tiles alive at one point fill; more than the machine has means spilling."""
-    return _peak(kernel.body, set(), set(), vector_bytes, {})
+    return _Pressure(vector_bytes).peak(kernel.body, set(), set())
 
 
 def parallel_iterations(kernel: Kernel, sizes: Mapping[str, int]) -> int:
@@ -37,42 +38,53 @@ def _iterations(body: Sequence[Stmt], env: Mapping[str, int]) -> int:
     return most
 
 
-def _fill(tiles: set[Tile], vector_bytes: int) -> int:
-    """Registers that some tiles take."""
-    total = 0
-    for tile in tiles:
-        elements = 1
-        for n in tile.type.shape:
-            elements *= n
-        total += max(1, -(-elements * bits(tile.type.dtype) // 8 // vector_bytes))
-    return total
+class _Pressure:
+    """What is known while a kernel is walked: registers of each tile, and what each block reads. Every level asks again."""
 
+    def __init__(self, vector_bytes: int) -> None:
+        self._vector_bytes = vector_bytes
+        self._registers: dict[Tile, int] = {}
+        self._known: dict[int, set[Tile]] = {}
 
-def _peak(body: Sequence[Stmt], before: set[Tile], after: set[Tile], vector_bytes: int, known: dict[int, set[Tile]]) -> int:
-    """The peak inside a block that begins with some tiles alive and needs some behind it.
+    def _fill(self, tiles: Iterable[Tile]) -> int:
+        """Registers that some tiles take."""
+        return sum([self._registers.get(t) or self._of(t) for t in tiles])
 
-    A result may take the registers of an operand that is not needed any more, as accumulators do. What blocks read is `known` after
-    it was found once: every level around them asks again.
-    """
-    last: dict[Tile, int] = {t: i for i, stmt in enumerate(body) for t in _read(stmt, known)}
-    live = set(before)
-    most = _fill(live, vector_bytes)
-    for i, stmt in enumerate(body):
-        dying = {t for t in live if last.get(t, -1) <= i} - after
-        if not isinstance(stmt, Instr):
-            outside = _read(stmt, known)
-            if isinstance(stmt, Loop):
-                first = {t for _, t in stmt.carried}
-                again = outside - first  # what every iteration reads
-                inner = _peak(stmt.body, {t for t, _ in stmt.carried} | again, set(stmt.yields) | again, vector_bytes, known)
-                through = live - again - (first & dying)
-            else:
-                inner = _peak(stmt.body, outside, outside - dying, vector_bytes, known)
-                through = live - outside
-            most = max(most, _fill(through, vector_bytes) + inner)
-        live = (live - dying) | {t for t in _made(stmt) if last.get(t, -1) > i or t in after}
-        most = max(most, _fill(live, vector_bytes))
-    return most
+    def _of(self, tile: Tile) -> int:
+        size = math.prod(tile.type.shape) * bits(tile.type.dtype) // 8
+        found = self._registers[tile] = max(1, -(-size // self._vector_bytes))
+        return found
+
+    def peak(self, body: Sequence[Stmt], before: set[Tile], after: set[Tile]) -> int:
+        """The peak inside a block that begins with some tiles alive and needs some behind it.
+
+        A result may take the registers of an operand that is not needed any more, as accumulators do.
+        """
+        last: dict[Tile, int] = {t: i for i, stmt in enumerate(body) for t in _read(stmt, self._known)}
+        ends: dict[int, list[Tile]] = {0: [t for t in before if t not in last]}  # what nobody reads here ends at once
+        for t, i in last.items():
+            ends.setdefault(i, []).append(t)
+        live = set(before)
+        filled = most = self._fill(live)
+        for i, stmt in enumerate(body):
+            dying = {t for t in ends.get(i, ()) if t in live and t not in after}
+            if not isinstance(stmt, Instr):
+                outside = _read(stmt, self._known)
+                if isinstance(stmt, Loop):
+                    first = {t for _, t in stmt.carried}
+                    again = outside - first  # what every iteration reads
+                    inner = self.peak(stmt.body, {t for t, _ in stmt.carried} | again, set(stmt.yields) | again)
+                    through = live - again - (first & dying)
+                else:
+                    inner = self.peak(stmt.body, outside, outside - dying)
+                    through = live - outside
+                most = max(most, self._fill(through) + inner)
+            made = {t for t in _made(stmt) if (last.get(t, -1) > i or t in after) and t not in live}
+            filled += self._fill(made) - self._fill(dying)
+            live -= dying
+            live |= made
+            most = max(most, filled)
+        return most
 
 
 def _made(stmt: Stmt) -> tuple[Tile, ...]:

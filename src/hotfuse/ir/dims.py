@@ -117,34 +117,30 @@ def sym(name: str) -> Sym:
 
 def expr(op: str, *args: Dim) -> Dim:
     """An expression, folded when every operand is a number; `+` and `*` keep their operands sorted."""
-    if not well_formed(op, len(args)):
-        raise ModelError(f"malformed dimension expression {op!r} of {len(args)} operands")
     if op in ("+", "*"):
-        if _numbers(args):
-            return _EVAL[op](*args)
-        unit = 0 if op == "+" else 1
-        flat: list[Dim] = []
+        if not args:
+            raise ModelError(f"malformed dimension expression {op!r} of no operands")
+        summed = op == "+"
+        unit = number = 0 if summed else 1
+        rest: list[Sym | int] = []
         for a in args:
-            flat.extend(dims_in(a) if isinstance(a, Sym) and a.op == op else (a,))
-        number = _EVAL[op](*[a for a in flat if isinstance(a, int)], unit)
-        if op == "*" and number == 0:
-            return 0
-        rest = [a for a in flat if isinstance(a, Sym)]
+            for part in a.args if isinstance(a, Sym) and a.op == op else (a,):
+                if isinstance(part, int):
+                    number = number + part if summed else number * part
+                elif isinstance(part, Sym):
+                    rest.append(part)
+        if not rest or (number == 0 and not summed):
+            return int(number)
         if len(rest) > 1:  # the text of a single one is asked for by nobody
             rest.sort(key=str)
         if number != unit:
-            rest.append(number)  # type: ignore[arg-type]
-        if not rest:
-            return number
+            rest.append(number)
         return rest[0] if len(rest) == 1 else Sym(op, tuple(rest))
+    if not well_formed(op, len(args)):
+        raise ModelError(f"malformed dimension expression {op!r} of {len(args)} operands")
     if all(isinstance(a, int) for a in args) and not (op in ("//", "%", "ceildiv") and args[1] == 0):
         return _EVAL[op](*args)
     return Sym(op, args)
-
-
-def _numbers(args: tuple[Dim, ...]) -> bool:
-    """Whether every operand is a number: most are, so this is asked before anything is sorted."""
-    return all([type(a) is int for a in args])  # a list is quicker than a generator for so few
 
 
 def dims_in(e: Sym) -> Iterator[Dim]:

@@ -25,7 +25,7 @@ from hotfuse.ir.types import DType
 from hotfuse.tile import meaning as m
 from hotfuse.tile import rules as r
 from hotfuse.tile.memory import NUMPY, Array
-from hotfuse.tile.program import Attr, Buffer, Instr, Operand, TileType
+from hotfuse.tile.program import Attr, Buffer, Instr, Operand, Tile, TileType
 
 
 class Category(StrEnum):
@@ -60,6 +60,9 @@ class InstructionRow:
 
 
 _ROWS: dict[str, InstructionRow] = {}
+MAX_KINDS = 20_000
+"""Well-typed uses that are remembered."""
+_WELL_TYPED: dict[tuple[str, tuple[TileType, ...], tuple[TileType, ...] | None], tuple[TileType, ...]] = {}
 
 
 def definstr(
@@ -113,7 +116,29 @@ def out_types(
     outs: tuple[TileType, ...] | None = None,
     buffers: Mapping[str, Buffer] = MappingProxyType({}),
 ) -> tuple[TileType, ...]:
-    """What comes out; raises InternalError when the operands, attributes or declared outs do not fit."""
+    """What comes out; raises InternalError when the operands, attributes or declared outs do not fit.
+
+    Of tiles without attributes only the types count. A kernel has hundreds of instructions of a dozen kinds, and each is asked
+    for twice, when it is written and when the kernel is verified: what was well typed once is.
+    """
+    kind = None
+    if not attrs and all([isinstance(a, Tile) for a in args]):
+        kind = (op, tuple([a.type for a in args if isinstance(a, Tile)]), outs)
+        if (known := _WELL_TYPED.get(kind)) is not None:
+            return known
+    found = _out_types(op, args, attrs, outs, buffers)
+    if kind is not None and len(_WELL_TYPED) < MAX_KINDS:
+        _WELL_TYPED[kind] = found
+    return found
+
+
+def _out_types(
+    op: str,
+    args: tuple[Operand, ...],
+    attrs: Sequence[tuple[str, Attr]],
+    outs: tuple[TileType, ...] | None,
+    buffers: Mapping[str, Buffer],
+) -> tuple[TileType, ...]:
     use = r.InstructionUse(op, args, attributes(op, attrs), outs, buffers)
     found = row(op).types(use)
     if outs is not None and found != outs:

@@ -186,8 +186,15 @@ class Kernel:
 
 def instructions(stmts: Sequence[Stmt]) -> Iterator[Instr]:
     """All instructions of a program's piece, in order, those inside loops and conditions too."""
+    found: list[Instr] = []
+    _collect(stmts, found)
+    return iter(found)
+
+
+def _collect(stmts: Sequence[Stmt], found: list[Instr]) -> None:
+    """Into one list: generators inside generators hand every instruction through all levels of loops."""
     for s in stmts:
         if isinstance(s, Instr):
-            yield s
+            found.append(s)
         else:
-            yield from instructions(s.body)
+            _collect(s.body, found)

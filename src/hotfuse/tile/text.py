@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hotfuse.base.errors import HotfuseError
@@ -95,17 +95,23 @@ def show_buffer(buffer: Buffer) -> str:
     return text if buffer.stride == row_major(buffer.shape) else f"{text} stride({_list(buffer.stride)})"
 
 
-def show_stmt(stmt: Stmt, indent: str = "") -> Iterator[str]:
+def show_stmt(stmt: Stmt, indent: str = "") -> list[str]:
     """The lines of a statement, its body included."""
+    found: list[str] = []
+    _show_into(stmt, indent, found)
+    return found
+
+
+def _show_into(stmt: Stmt, indent: str, found: list[str]) -> None:
     if isinstance(stmt, Instr):
-        yield indent + show_head(stmt)
+        found.append(indent + show_head(stmt))
         return
-    yield f"{indent}{show_head(stmt)} {{"
+    found.append(f"{indent}{show_head(stmt)} {{")
     for inner in stmt.body:
-        yield from show_stmt(inner, indent + "  ")
+        _show_into(inner, indent + "  ", found)
     if isinstance(stmt, Loop) and stmt.yields:
-        yield f"{indent}  yield {', '.join(_tile(t) for t in stmt.yields)}"
-    yield indent + "}"
+        found.append(f"{indent}  yield {', '.join(_tile(t) for t in stmt.yields)}")
+    found.append(indent + "}")
 
 
 def show_head(stmt: Stmt) -> str:

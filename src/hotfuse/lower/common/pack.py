@@ -254,11 +254,10 @@ def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
     if wanted == np.int8 and weight.ndim > 2:  # every place of the window has whole groups
         beyond = spec.k // math.prod(weight.shape[2:]) - weight.shape[1]
         weight = np.pad(weight, [(0, 0), (0, beyond), *[(0, 0)] * (weight.ndim - 2)]) if 0 < beyond < BYTE_GROUP else weight
-    if source.order is WeightOrder.FEWER:
-        weight = transformed(weight, source.taps).astype(weight.dtype)
     flat = weight.reshape(*weight.shape[:2], -1)
     if source.order in (WeightOrder.WINDOW, WeightOrder.FEWER):
         flat = flat[source.first : source.first + source.n].transpose(2, 1, 0)
+        flat = transformed(flat, weight.shape[2:], source.taps) if source.order is WeightOrder.FEWER else flat
     else:
         inputs = spec.k // max(1, len(source.taps))
         flat = flat[source.first : source.first + inputs, :, list(source.taps)].transpose(2, 0, 1)

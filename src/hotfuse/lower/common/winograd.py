@@ -22,6 +22,8 @@ from hotfuse.base.lazy_dataclass import dataclass
 Array = npt.NDArray[Any]
 Matrix = tuple[tuple[Fraction, ...], ...]
 
+PIECE = 4096
+"""Windows that are transformed at once: a megabyte of results."""
 _PAIRS: dict[int, tuple[Fraction, ...]] = {
     4: (Fraction(1),),
     6: (Fraction(3, 4), Fraction(3, 2)),
@@ -101,12 +103,15 @@ def schemes(window: int) -> tuple[Scheme, ...]:
     return tuple(Scheme(n - window + 1, window) for n in _PAIRS if n - window >= 1)
 
 
-def transformed(windows: Array, outputs: Sequence[int]) -> Array:
-    """Windows [..., r, s] as what is multiplied with transformed data, [..., points of all dims], in fp64."""
-    made = windows.astype(np.float64)
-    rank = len(outputs)
-    for i, m in enumerate(outputs):
-        axis = made.ndim - rank + i
-        g = np.array(Scheme(m, windows.shape[axis]).weights, np.float64)
-        made = np.moveaxis(np.tensordot(made, g, ([axis], [1])), -1, axis)
-    return made.reshape(*windows.shape[: windows.ndim - rank], -1)
+def transformed(windows: Array, window: Sequence[int], outputs: Sequence[int]) -> Array:
+    """Windows [places of all dims, ...] as what is multiplied with transformed data, [points of all dims, ...].
+
+    The transforms of all dims are one product, in fp64, a piece at a time that stays in a cache; the result is rounded once.
+    """
+    each = [np.array(Scheme(m, r).weights, np.float64) for m, r in zip(outputs, window, strict=True)]
+    g = functools.reduce(np.kron, each)
+    flat = windows.reshape(len(windows), -1)
+    made = np.empty((len(g), flat.shape[1]), windows.dtype)
+    for at in range(0, flat.shape[1], PIECE):
+        made[:, at : at + PIECE] = g @ flat[:, at : at + PIECE].astype(np.float64)
+    return made.reshape(len(g), *windows.shape[1:])

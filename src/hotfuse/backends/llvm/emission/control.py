@@ -6,7 +6,7 @@ registers. A parallel loop's body becomes a function that runs a share of the it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from hotfuse.backends.llvm.emission.code import CodeScope, Fn, Val, vec
 from hotfuse.backends.llvm.emission.memory import emit_load
@@ -131,22 +131,24 @@ def emit_when(s: FunctionState, when: When, block: Block) -> None:
 # ---- parallel loops ------------------------------------------------------------------------------------------------------
 
 
-def uses(stmts: Sequence[Stmt]) -> Iterator[tuple[Instr | None, int, Tile]]:
+def uses(stmts: Sequence[Stmt]) -> list[tuple[Instr | None, int, Tile]]:
     """Every use of a tile: the instruction and the operand's place, or None where a loop carries or yields it."""
+    found: list[tuple[Instr | None, int, Tile]] = []
+    _collect_uses(stmts, found)
+    return found
+
+
+def _collect_uses(stmts: Sequence[Stmt], found: list[tuple[Instr | None, int, Tile]]) -> None:
     for stmt in stmts:
         match stmt:
             case Instr():
-                for at, a in enumerate(stmt.args):
-                    if isinstance(a, Tile):
-                        yield stmt, at, a
+                found += [(stmt, at, a) for at, a in enumerate(stmt.args) if isinstance(a, Tile)]
             case When():
-                yield from uses(stmt.body)
+                _collect_uses(stmt.body, found)
             case Loop():
-                for _, init in stmt.carried:
-                    yield None, 0, init
-                yield from uses(stmt.body)
-                for t in stmt.yields:
-                    yield None, 0, t
+                found += [(None, 0, init) for _, init in stmt.carried]
+                _collect_uses(stmt.body, found)
+                found += [(None, 0, t) for t in stmt.yields]
 
 
 def _captured(s: FunctionState, loop: Loop) -> list[Tile]:

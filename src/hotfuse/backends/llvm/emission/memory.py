@@ -51,7 +51,7 @@ def linear(d: Dim) -> Monomials:
             crossed: Monomials = {}
             for k1, v1 in product.items():
                 for k2, v2 in p.items():
-                    key = tuple(sorted((*k1, *k2), key=str))
+                    key = tuple(sorted((*k1, *k2), key=str)) if k1 and k2 else k1 or k2
                     crossed[key] = crossed.get(key, 0) + v1 * v2
             product = crossed
         return product
@@ -69,7 +69,7 @@ def address(s: FunctionState, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[s
     terms = linear(total)
     constant = terms.pop((), 0) * size
     by_depth: dict[int, list[tuple[tuple[Sym, ...], int]]] = {}
-    for factors, n in sorted(terms.items(), key=str):
+    for factors, n in terms.items():
         depth = max(fn.scope_of(f).depth for f in factors)
         by_depth.setdefault(depth, []).append((factors, n * size))
     pointer = s.base(buffer.name)
