@@ -4,6 +4,8 @@
     values    of which a dict has another object under a key than it had, or none
     sizes     of dicts, where there are no tags
     cells     that hold another object
+    lengths   of lists
+    items     of which a list has another object at a place than it had
     tensors   whose memory lies elsewhere, or whose version is another one
     memory    the next chunk of weights that plans have copies of, by checksum (`checksums`)
 
@@ -34,7 +36,8 @@ from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.toolchain import helper_object
 from hotfuse.native.versions import dict_tag_at, version_places
 
-_API = ("PyLong_AsVoidPtr", "PyBool_FromLong", "PyDict_GetItemWithError", "PyDict_Size", "PyCell_Get", "Py_DecRef", "PyErr_Clear")
+_API = ("PyLong_AsVoidPtr", "PyBool_FromLong", "PyDict_GetItemWithError", "PyDict_Size", "PyCell_Get", "Py_DecRef", "PyErr_Clear",
+        "PyList_Size", "PyList_GetItem")
 _NOTHING = object()
 UNVERSIONED = -1
 """The version of a tensor that has none."""
@@ -53,6 +56,8 @@ class Noted:
     """A closure's variable and its value; None also where it has none yet."""
     tensors: Sequence[tuple[torch.Tensor, int, int]]
     """A tensor, its address, and its version or `UNVERSIONED`."""
+    lists: Sequence[tuple[list[Any], Sequence[object]]] = ()
+    """A list and what was in it."""
 
 
 def _sweep(name: str, width: int, check: str, then: str) -> str:
@@ -83,7 +88,7 @@ def _sweep(name: str, width: int, check: str, then: str) -> str:
 """
 
 
-_SWEEPS = ("tags", "values", "sizes", "cells", "tensors")
+_SWEEPS = ("tags", "values", "sizes", "cells", "lengths", "items", "tensors")
 _TAGS = """  %tags.dict = inttoptr i64 %tags.0 to ptr
   %tags.at = getelementptr i8, ptr %tags.dict, i64 TAG
   %tags.now = load i64, ptr %tags.at
@@ -101,6 +106,13 @@ _CELLS = """  %cells.cell = inttoptr i64 %cells.0 to ptr
   %cells.now = call ptr @PyCell_Get(ptr %cells.cell)
   %cells.same = icmp eq ptr %cells.now, %cells.held
   call void @Py_DecRef(ptr %cells.now)"""
+_LENGTHS = """  %lengths.list = inttoptr i64 %lengths.0 to ptr
+  %lengths.now = call i64 @PyList_Size(ptr %lengths.list)
+  %lengths.same = icmp eq i64 %lengths.now, %lengths.1"""
+_ITEMS = """  %items.list = inttoptr i64 %items.0 to ptr
+  %items.held = inttoptr i64 %items.2 to ptr
+  %items.now = call ptr @PyList_GetItem(ptr %items.list, i64 %items.1)
+  %items.same = icmp eq ptr %items.now, %items.held"""
 _TENSORS = """  %tensors.object = inttoptr i64 %tensors.0 to ptr
   %tensors.data = call ptr @hf_data(ptr %tensors.object)
   %tensors.address = ptrtoint ptr %tensors.data to i64
@@ -124,7 +136,8 @@ def _text() -> str:
         raise InternalError("native code cannot read versions here", because=places)
     words = {"TAG": tag if isinstance(tag, int) else 0, "IMPL": tensors.access().places.impl_at,
              "COUNTER": places.counter_at, "NUMBER": places.number_at}  # fmt: skip
-    checks = {"tags": (2, _TAGS), "values": (3, _VALUES), "sizes": (2, _SIZES), "cells": (2, _CELLS), "tensors": (3, _TENSORS)}
+    checks = {"tags": (2, _TAGS), "values": (3, _VALUES), "sizes": (2, _SIZES), "cells": (2, _CELLS),
+              "lengths": (2, _LENGTHS), "items": (3, _ITEMS), "tensors": (3, _TENSORS)}  # fmt: skip
     body = ""
     for name, then in zip(_SWEEPS, (*_SWEEPS[1:], "memory"), strict=True):
         width, check = checks[name]
@@ -137,6 +150,8 @@ declare ptr @PyBool_FromLong(i64)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
 declare i64 @PyDict_Size(ptr)
 declare ptr @PyCell_Get(ptr)
+declare i64 @PyList_Size(ptr)
+declare ptr @PyList_GetItem(ptr, i64)
 declare void @Py_DecRef(ptr)
 declare void @PyErr_Clear()
 declare i64 @hf_table_turn(ptr)
@@ -228,9 +243,11 @@ def unchanged(noted: Noted, tagged: Sequence[int], memory: int = 0) -> Callable[
         "values": [w for d, key, value in looked_up for w in (id(d), id(key), id(value))],
         "sizes": [] if tagged else [w for d in noted.dicts for w in (id(d), len(d))],
         "cells": [w for cell, value in noted.cells for w in (id(cell), 0 if value is None and _empty(cell) else id(value))],
+        "lengths": [w for held, items in noted.lists for w in (id(held), len(items))],
+        "items": [w for held, items in noted.lists for k, item in enumerate(items) for w in (id(held), k, id(item))],
         "tensors": [w for t, address, version in noted.tensors for w in (id(t), address, version)],
     }
-    widths = {"tags": 2, "values": 3, "sizes": 2, "cells": 2, "tensors": 3}
+    widths = {"tags": 2, "values": 3, "sizes": 2, "cells": 2, "lengths": 2, "items": 3, "tensors": 3}
     arrays = {n: (ctypes.c_int64 * max(1, len(w)))(*w) for n, w in rows.items()}
     head = [x for n in _SWEEPS for x in (len(rows[n]) // widths[n], ctypes.addressof(arrays[n]))]
     return word_function(_stub(), "unchanged", [*head, memory], arrays, noted)

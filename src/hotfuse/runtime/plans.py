@@ -46,6 +46,8 @@ CALLS_A_CAPTURE, MOST_EARNED = 256, 8
 """Calls in plans that pay for one capture more, and how many times the limit there may be in all. The limit is for models whose
 captures serve nobody; a program that generates in many ways (beams, batches, caches of several kinds) has more than sixteen kinds
 of calls, and uses all of them."""
+MOST_SHORT_LIVED = 4
+"""Changes in a row that renew the limit although plans of the model before had answered fewer calls than that."""
 
 
 class Servable(Protocol):
@@ -98,6 +100,8 @@ class Plans:
         self.captures = 0
         """Captures since the model was last another one: the budget bounds fruitless ones."""
         self.closed = False
+        self._short_lived = 0
+        """Changes of the model in a row whose plans had answered few calls."""
         self.lock = threading.Lock()
         self._tally = tally
 
@@ -133,8 +137,10 @@ class Plans:
         with self.lock:
             self.generation += 1
             self.watch = None
-            if any(site.entries for site in self.sites.values()):
-                self.captures = 0  # the budget is not for a model that is updated for years
+            served = sum(e.calls for site in self.sites.values() for e in site.entries)
+            self._short_lived = 0 if served >= CALLS_A_CAPTURE else self._short_lived + 1
+            if any(site.entries for site in self.sites.values()) and self._short_lived <= MOST_SHORT_LIVED:
+                self.captures = 0  # the budget is not for a model that is updated for years, but for one that changes itself
             self.drop_all()
             for site in self.sites.values():
                 site.groups = {k: g for k, g in site.groups.items() if g.pending}

@@ -9,6 +9,7 @@ is hot, one native sweep (`unchanged`) answers nearly every call; where it does 
 | weights written (`load_state_dict`, an optimizer) | version | tier 0 reads live tensors; copies are stale |
 | memory exchanged (`.to()`, `p.data = ...`) | address | the same; a new capture if the type changed |
 | parts replaced, `train()`, attributes, hooks | identity, count | a new capture |
+| entries of dicts, lists and objects that its code reads (`containers`) | identity, count | a new capture |
 
 | writes behind torch's back (`p.data`, NumPy, inference mode) | checksums, a chunk a call (`originals`) | copies are stale |
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,7 @@ import torch
 from torch import nn
 
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.weights.containers import containers, read_by
 
 if TYPE_CHECKING:
     from hotfuse.native.model_guard import Noted
@@ -96,12 +99,19 @@ class ModelGuard:
         functions: Sequence[Callable[..., Any]] = (),
     ) -> None:
         self._modules = tuple(modules)
-        self._dicts: list[dict[str, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
-        places: list[tuple[Any, str]] = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
+        self._dicts: list[dict[Any, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
+        places: list[tuple[Any, Any]] = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
+        names = [place for f in (*functions, *dict.fromkeys(type(m).forward for m in modules)) for place in names_read(f)]
+        known = set(map(id, self._dicts))
+        held, self._lists = containers([*read_by(modules), *(owner[key] for owner, key in names)])
+        held = [d for d in held if id(d) not in known]
+        places += [(d, key) for d in held for key in list(d)]
+        self._dicts += held
+        self._items: list[Any] = list(itertools.chain.from_iterable(self._lists))
+        self._item_ids, self._lengths = list(map(id, self._items)), list(map(len, self._lists))
         self._inside = len(places)
         """How many of them are in the model; the others are variables that it names."""
-        for forward in (*functions, *dict.fromkeys(type(m).forward for m in modules)):
-            places += names_read(forward)
+        places += names
         self._owners = [d for d, _ in places]
         self._keys = [k for _, k in places]
         self._held: list[Any] = list(map(operator.getitem, self._owners, self._keys))
@@ -188,7 +198,13 @@ class ModelGuard:
             self._dicts, places[: self._inside], [(d, k, v) for d, k, v in outside if not isinstance(d, _Cell)],
             [(c.cell, v) for c, _, v in outside if isinstance(c, _Cell)],
             [(t, a, versions.get(id(t), UNVERSIONED)) for t, a in zip(self._tensors, self._addresses, strict=True)],
+            tuple(zip(self._lists, self._noted_items(), strict=True)),
         )
+
+    def _noted_items(self) -> list[list[Any]]:
+        """What the lists held when they were noted."""
+        items = iter(self._items)
+        return [list(itertools.islice(items, n)) for n in self._lengths]
 
     def _note(self) -> None:
         """Have the native sweep compare with what is noted now, by one reference store."""
@@ -241,6 +257,11 @@ class ModelGuard:
             if list(map(id, map(operator.getitem, self._owners, self._keys))) != self._ids:
                 return WeightChange.MODEL
         except KeyError:  # one attribute deleted and another set
+            return WeightChange.MODEL
+        if (
+            list(map(len, self._lists)) != self._lengths
+            or list(map(id, itertools.chain.from_iterable(self._lists))) != self._item_ids
+        ):
             return WeightChange.MODEL
         if (
             list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses

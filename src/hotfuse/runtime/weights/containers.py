@@ -1,0 +1,93 @@
+"""Dicts, lists and plain objects that a model's code reads: what it means may change without any attribute of a module being set.
+
+    model.config.use_bias = False        self.options["scale"] = 2.0        steps.append(3)
+
+What is looked through are the attributes that code of a module's class names, and the variables that functions name: a trainer
+that a module holds for others, and its counters, are none of the captured graph's business. Followed from there: dicts, lists,
+tuples, and objects of classes that are neither torch's nor the standard library's (namespaces are). There are bounds, because a
+look is taken at every call: containers of many entries (vocabularies) are left out, as are those with keys or look-ups of
+their own, and all beyond the first so many.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+MAX_CONTAINERS = 1024
+MAX_ENTRIES = 256
+_NAMESPACES = frozenset({"types", "argparse"})
+_FOREIGN = (sys.stdlib_module_names | {"torch", "builtins"}) - _NAMESPACES
+"""Packages whose objects are not looked into."""
+_OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module, torch.Tensor)
+
+
+@functools.lru_cache(maxsize=1024)
+def names_in_code(cls: type) -> frozenset[str]:
+    """Names of attributes that a class's `forward` uses, and the methods it names, and those that they name."""
+    found: set[str] = set()
+    left = ["forward"]
+    while left:
+        method = getattr(cls, left.pop(), None)
+        if isinstance(method, property):
+            method = method.fget
+        if isinstance(method, types.FunctionType):
+            new = _names(method.__code__) - found
+            found |= new
+            left.extend(new)
+    return frozenset(found)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def read_by(modules: Sequence[nn.Module]) -> list[Any]:
+    """What modules hold under names that their own code uses."""
+    return [v for m in modules for k, v in vars(m).items() if k in names_in_code(type(m))]
+
+
+def containers(values: Iterable[Any]) -> tuple[list[dict[Any, Any]], list[list[Any]]]:
+    """The dicts (those of objects among them) and lists that these values are or lead to, each once, within bounds."""
+    dicts: list[dict[Any, Any]] = []
+    lists: list[list[Any]] = []
+    seen: set[int] = set()
+    entered: set[int] = set()
+    left = list(values)[::-1]
+    while left and len(dicts) + len(lists) < MAX_CONTAINERS:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) is tuple:
+            left.extend(cast(tuple[Any, ...], value)[:MAX_ENTRIES])
+        elif type(value) is list:
+            items = cast(list[Any], value)
+            if len(items) <= MAX_ENTRIES:
+                lists.append(items)
+                left.extend(items)
+        elif (entries := _entries(value)) is not None and id(entries) not in entered:
+            entered.add(id(entries))
+            dicts.append(entries)
+            left.extend(list(entries.values()))
+    return dicts, lists
+
+
+def _entries(value: Any) -> dict[Any, Any] | None:
+    """A dict whose look-ups native code can do, or an object's own; None where that is nothing to look into."""
+    if type(value) not in (dict, OrderedDict):
+        if isinstance(value, _OPAQUE) or type(value).__module__.partition(".")[0] in _FOREIGN:
+            return None
+        value = getattr(value, "__dict__", None)
+        if type(value) is not dict:
+            return None
+    found = cast(dict[Any, Any], value)
+    return found if len(found) <= MAX_ENTRIES and all(type(k) in (str, int) for k in list(found)) else None
