@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.cuda.record import Recording, Run, pool_bytes
+from hotfuse.backends.cuda.record import Recording, Run, pool_bytes, raw_stream
 from hotfuse.machine.device_stream import being_recorded_here
 
 _DEFAULT = 0
 """The handle of the default stream."""
-_own: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_raw_stream: Callable[[int], int] = getattr(_own, "_cuda_getCurrentRawStream", lambda _index: _DEFAULT)  # absent without CUDA
 
 
 class CudaDevice:
@@ -60,7 +58,7 @@ class CudaDevice:
             self._done.synchronize()
 
     def _stream(self) -> int:
-        return _raw_stream(self._index)
+        return raw_stream(self._index)
 
     def held(self) -> int:
         """Bytes of device memory that recordings hold."""

@@ -17,9 +17,13 @@ from typing import Any
 
 import torch
 
+from hotfuse.backends.cuda.copies import input_copies
 from hotfuse.base.errors import CaptureError, RecordingError
 
 _end_allocating: Callable[[int, Any], None] = getattr(torch._C, "_cuda_endAllocateToPool", lambda _device, _pool: None)
+_DEFAULT = 0
+"""The handle of the default stream."""
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: _DEFAULT)  # absent without CUDA
 Run = Callable[..., tuple[Any, ...]]
 Bases = Sequence[torch.Tensor]
 Copy = Callable[[Sequence[torch.Tensor], Bases], Any]
@@ -54,6 +58,8 @@ class Recording:
             return outputs
 
         self._inputs, self._results = on_own_inputs(record, inputs)
+        index = torch.empty(0, device=device).device.index
+        self._copied_in = input_copies(self._inputs, lambda: raw_stream(index))
 
     def _recorded(self, run: Run, own: Sequence[torch.Tensor], pool: Any) -> tuple[Any, ...]:
         error: Exception | None = None
@@ -81,8 +87,7 @@ class Recording:
 
     def replay(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The results for other inputs of this kind, on the caller's stream; they are the caller's own."""
-        for mine, given in zip(self._inputs, inputs, strict=True):
-            mine.copy_(given, non_blocking=True)
+        self._copied_in(inputs)
         self._graph.replay()
         return self._results.copied(inputs)
 
