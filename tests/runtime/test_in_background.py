@@ -330,3 +330,38 @@ def test_a_session_has_its_worker_ready_before_the_first_call(tmp_path: Path, mo
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
     hotfuse.InferenceSession(str(path), settings=Settings(record=False)).close()
     assert ready.wait(120) and asked == ["ready"]
+
+
+ENDS = """
+import threading, torch
+from hotfuse.compile.workers.service import service
+begun = threading.Event()
+def job():
+    a = torch.ones(256, 256)
+    begun.set()
+    while True:
+        a = torch.tanh(a @ a)
+service().submit(job)
+assert begun.wait(60)
+"""
+
+
+def test_a_process_ends_in_the_middle_of_a_job_without_an_end() -> None:
+    """A thread that is still inside native code when the interpreter goes aborts the process."""
+    found = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0 and not found.stderr, (found.returncode, found.stderr)
+
+
+def test_a_job_is_left_where_it_stands_when_its_service_stops() -> None:
+    service, begun = Service(), threading.Event()
+
+    def job() -> None:
+        begun.set()
+        while True:
+            torch.ones(8) + 1
+
+    service.submit(job)
+    assert begun.wait(60)
+    (thread,) = [t for t in threading.enumerate() if t.name == "hotfuse-service"]
+    service.stop(60)
+    assert not thread.is_alive()

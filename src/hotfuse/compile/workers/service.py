@@ -8,6 +8,7 @@ waits for the jobs in hand, a bounded time.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 import time
@@ -33,6 +34,8 @@ from hotfuse.machine.heap import heap
 
 STOP_S = 10.0
 """Longest wait for the jobs in hand when the process ends."""
+GRACE_S, LEAVE_S = 1.0, 0.1
+"""How long they may go on by themselves; then they are told to leave, so often."""
 MOST_THREADS = 4
 """Models whose jobs run at the same time; those of others wait for one of these to be done with its own."""
 PAUSE_S = 0.01
@@ -142,14 +145,29 @@ class Service:
             self._stopping = True
             threads = list(self._threads)
         self.pool.close(timeout)
+        grace = min(until, time.monotonic() + GRACE_S)
         for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, grace - time.monotonic()))
+        while (alive := [t for t in threads if t.is_alive()]) and time.monotonic() < until:
+            for thread in alive:
+                _leave(thread)
+            alive[0].join(LEAVE_S)
+
+
+def _leave(thread: threading.Thread) -> None:
+    """Have a thread end where it next runs Python code: a long proof runs operator by operator. The process ends, so what it leaves
+    undone is nobody's.
+    """
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
 def _run(job: Job) -> None:
     """Jobs of a model tell its log of their errors; what others raise is counted, and the next one runs."""
     try:
         job()
+    except SystemExit:  # `_leave`, or a job of its own accord: its thread goes on to the next, if there is to be one
+        return
     except Exception as e:
         faults.note("a background job", e)
 
