@@ -86,12 +86,17 @@ class _Cluster:
 def lower_products(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, ...]], name: str) -> Lowered:
     """The kernel of a group around products; raises CannotLower where there is none."""
     flat = None if strides else flattened(graph)
-    if flat is not None:
-        with contextlib.suppress(CannotLower):
-            made = _lowered(flat, tiling, strides, name)
-            whole = {v.name: whole_strides(shape_of(v)) for v in output_values(graph)}
-            return replace(made, strides=tuple((n, whole[n]) for n, _ in made.strides))
-    return _lowered(graph, tiling, strides, name)
+    if flat is None:
+        return _lowered(graph, tiling, strides, name)
+    try:
+        made = _lowered(flat, tiling, strides, name)
+    except CannotLower as e:
+        try:
+            return _lowered(graph, tiling, strides, name)
+        except CannotLower:
+            raise e from None  # which says more of why there is no kernel
+    whole = {v.name: whole_strides(shape_of(v)) for v in output_values(graph)}
+    return replace(made, strides=tuple((n, whole[n]) for n, _ in made.strides))
 
 
 def _lowered(given: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, ...]], name: str) -> Lowered:
