@@ -253,3 +253,33 @@ def test_a_thread_that_ends_within_a_round_keeps_nobody_from_the_next() -> None:
     assert not audit.due(5, other)
     now[0] += 2.0
     assert audit.due(6, other)
+
+
+def by_many(threads: int, slower: float, scatter: float, calls: int, seed: int) -> tuple[int, Audit]:
+    """The call at which a plan is withdrawn where so many threads call, in an order that is drawn."""
+    rng, now = np.random.default_rng(seed), [0.0]
+    audit = Audit(object(), None, 0, clock=lambda: now[0])
+    for number in range(1, calls):
+        key = (int(rng.integers(threads)), (), False)
+        took = 1e-3 * float(rng.lognormal(0.0, scatter))
+        if number < audit.at or not audit.due(number, key):
+            now[0] += took * slower / threads
+            audit.note(number, (), took * slower, 1)
+            continue
+        side = audit.turn(key)
+        took *= slower if side == NEW else 1.0
+        now[0] += took / threads
+        if audit.took(number, key, side, took, LOOK_S):
+            return number, audit
+    return calls, audit
+
+
+@pytest.mark.parametrize(("threads", "scatter"), [(2, 0.05), (4, 0.05), (16, 0.05), (2, 0.5), (4, 0.5), (16, 0.5)])
+def test_a_bad_plan_lasts_few_calls_however_many_threads_call(threads: int, scatter: float) -> None:
+    gone = sorted(by_many(threads, 3.0, scatter, 3000, seed)[0] for seed in range(20))
+    assert gone[17] < 200, gone  # nine of ten
+
+
+def test_what_is_as_fast_stays_for_long_where_many_threads_call() -> None:
+    gone = [by_many(16, 1.0, 0.5, 5000, seed) for seed in range(20)]
+    assert sum(at < 5000 for at, _ in gone) <= 3 and sum(a.rounds for _, a in gone) > 1000

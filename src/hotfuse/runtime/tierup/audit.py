@@ -10,7 +10,7 @@ ratios in nearly all of the last rounds; so beyond `FAR` less evidence is asked 
 
 A round costs what the reference takes longer, twice because its first call only warms caches up, and four looks at calls. That is
 paid from `BUDGET` of the calls' time, so a plan that is much faster is looked at seldom; while it seems slower the reference is no
-cost, and rounds follow each other.
+cost, and rounds follow each other, those of all threads at the same time (decision 101).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.tierup.race import ALPHA, growth
-from hotfuse.runtime.tierup.turns import OLD, Key, Round, Turns
+from hotfuse.runtime.tierup.turns import MOST_KEYS, OLD, Key, Round, Turns
 
 BUDGET = 0.005
 """The part of the calls' time that rounds may cost."""
@@ -105,7 +105,10 @@ class Audit:
         self._key: Key | None = None
         """Whose round is under way."""
         self._waiting = 0
-        self._half_at = 0.0
+        self._suspect = False
+        """Whether something speaks against the plan: every thread has its round then."""
+        self._half_at: dict[Key, float] = {}
+        """When a key's round was begun or went on."""
         self._rounds: deque[Round] = deque(maxlen=KEPT)
         self._looks: deque[float] = deque(maxlen=4 * FIRST)
         self._evidence = [0.0] * len(LOSING)
@@ -133,14 +136,15 @@ class Audit:
 
     def due(self, number: int, key: Key) -> bool:
         """Whether a call is part of a round. One is under way at a time: sixteen threads and three sizes would have 48 rounds open,
-        and with one of them always waiting for its other half every call would be part of one.
+        and with one of them always waiting for its other half every call would be part of one. Where something speaks against the
+        plan that is what is wanted: else a plan lasts sixteen times as many calls if sixteen threads call.
         """
         if number < self.at:
             return False
         held = self._key
-        if held is None or held == key:
+        if held is None or held == key or self._suspect:
             return True
-        if self._clock() - self._half_at > STALE_S:
+        if self._clock() - self._half_at.get(held, 0.0) > STALE_S:
             self._key = None
             return True
         if held[0] == key[0]:
@@ -149,11 +153,18 @@ class Audit:
 
     def turn(self, key: Key) -> int:
         """Who answers a call that is due."""
-        if self._turns.half(key) and self._clock() - self._half_at > STALE_S:
-            self._turns = Turns(self.rounds + 1, deployed=True)
+        now = self._clock()
+        if self._turns.half(key) and now - self._half_at.get(key, 0.0) > STALE_S:
+            self._turns.forget(key)
         if self._key != key:
-            self._key, self._half_at = key, self._clock()
+            self._key = key
+            self._goes_on(key, now)
         return self._turns.next(key)
+
+    def _goes_on(self, key: Key, now: float) -> None:
+        if len(self._half_at) >= MOST_KEYS and key not in self._half_at:
+            self._half_at.clear()
+        self._half_at[key] = now
 
     def took(self, number: int, key: Key, side: int, seconds: float, look_s: float) -> bool:
         """A call was answered, looking at which took so long besides; whether the plan has to go."""
@@ -163,7 +174,7 @@ class Audit:
             self._extra_s += seconds - usual  # of either sign: noise must not count as cost
         ended = self._turns.took(key, side, seconds)
         if ended is None:
-            self._half_at = self._clock()
+            self._goes_on(key, self._clock())
             self.at = number + 1
             self._wait(number, PATIENCE)
             return False
@@ -211,7 +222,8 @@ class Audit:
         late = list(self._rounds)[-2 * FIRST :]
         reference, plan = median(r[0] for r in late), median(r[1] for r in late)
         slower = median(self._late_ratios()) > SEEMS_SLOWER * self._allowed
-        early, soon = self.rounds < FIRST, slower or self.evidence >= SUSPECT or self.rounds < 2 * FIRST
+        self._suspect = slower or self.evidence >= SUSPECT
+        early, soon = self.rounds < FIRST, self._suspect or self.rounds < 2 * FIRST
         self._unpaid_s = (2 * (reference - plan) + 4 * median(self._looks)) / (FIRST_BUDGET if early else BUDGET)
         self._not_before = number + (FIRST_GAP if early else 2 if soon else GAP)
         self.at = max(self._not_before, number + int(self._unpaid_s / max(plan, 1e-9)))

@@ -64,6 +64,11 @@ class Turns:
             return None
         return (seconds, half[1]) if side == OLD else (half[1], seconds)
 
+    def forget(self, key: Key) -> None:
+        """A round that was begun is none any more."""
+        self._half.pop(key, None)
+        self._again.discard(key)
+
     def half(self, key: Key) -> bool:
         """Whether a round was begun and waits for its other call."""
         return key in self._half or key in self._again
