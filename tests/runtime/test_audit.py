@@ -277,7 +277,7 @@ def by_many(threads: int, slower: float, scatter: float, calls: int, seed: int) 
 @pytest.mark.parametrize(("threads", "scatter"), [(2, 0.05), (4, 0.05), (16, 0.05), (2, 0.5), (4, 0.5), (16, 0.5)])
 def test_a_bad_plan_lasts_few_calls_however_many_threads_call(threads: int, scatter: float) -> None:
     gone = sorted(by_many(threads, 3.0, scatter, 3000, seed)[0] for seed in range(20))
-    assert gone[17] < 200, gone  # nine of ten
+    assert gone[14] < 200 and gone[-1] < 250, gone
 
 
 def test_what_is_as_fast_stays_for_long_where_many_threads_call() -> None:
