@@ -74,9 +74,16 @@ def _generated(cls: type[Any], name: str, *, frozen: bool, slots: bool) -> Calla
     if hasattr(cls, "__post_init__"):
         body["__post_init__"] = cls.__post_init__
     like = type(cls.__name__, (), body)
-    only = {"__init__": "init", "__repr__": "repr", "__eq__": "eq", "__hash__": "eq"}[name]
-    asked = {"init": False, "repr": False, "eq": False, only: True}
-    made = getattr(dataclasses.dataclass(frozen=frozen, slots=slots, **asked)(like), name)
+    asked: dict[str, bool] = {"init": False, "repr": False, "eq": False, "match_args": False}
+    match name:
+        case "__init__":  # which also sets defaults that a class with slots cannot have
+            unset = any(not f.init and f.default is not dataclasses.MISSING for f in every)
+            asked |= {"init": True, "frozen": frozen, "slots": slots and unset}
+        case "__hash__":
+            asked |= {"eq": True, "unsafe_hash": True}
+        case _:
+            asked[name.strip("_")] = True
+    made = getattr(dataclasses.dataclass(**asked)(like), name)
     made.__qualname__ = f"{cls.__qualname__}.{name}"
     return made
 

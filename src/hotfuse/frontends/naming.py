@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from hotfuse.base.errors import CaptureError
-from hotfuse.frontends.ship import SMALL, describe, operator_named
+from hotfuse.frontends.ship import PLAIN_TYPES, SMALL, describe, operator_named
 
 MAX_CODE = 4096
 """Functions, classes and modules that a model's code may be spread over."""
@@ -88,6 +88,8 @@ class _ModelPickler(cloudpickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         kind: Any = type(obj)
+        if kind in PLAIN_TYPES:
+            return None
         if isinstance(obj, nn.Module):
             self._registered.update(id(b) for b in obj._buffers.values() if b is not None)
             self.code.append(kind)

@@ -29,6 +29,8 @@ from hotfuse.base.lazy_dataclass import dataclass
 
 SMALL = 256
 """Most elements of a plain tensor that travels with its data."""
+PLAIN_TYPES = frozenset({str, int, float, bool, type(None), bytes, dict, list, tuple})
+"""Types of most objects that a pickler meets: neither modules nor tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ class _Packer(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
     def persistent_id(self, obj: Any) -> Any:
+        if type(obj) in PLAIN_TYPES:
+            return None
         if isinstance(obj, nn.Module):
             if id(obj) not in self._seen:
                 self._seen.add(id(obj))
