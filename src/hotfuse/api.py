@@ -117,11 +117,12 @@ class TorchModel:
             return None
         packed = self._packed = self._pack(spec)
         refuse_hooks(packed.shipment.modules)
-        done = None if packed.at is None else recalled(packed.at, repr(spec), call)
-        if done is None:
+        found = None if packed.at is None else recalled(packed.at, repr(spec), call)
+        if found is None:
             return None
         self._packed = None
-        return Capture(done, run(BIND, done, packed.shipment.tensors).weights, packed.watch)
+        done, calls = self._growing(spec, found[0]), found[1]
+        return Capture(done, run(BIND, done, packed.shipment.tensors).weights, packed.watch, calls)
 
     def _pack(self, spec: Spec) -> PackedModel:
         """Pickle the model as it is now; raises CaptureError where it cannot be sent."""

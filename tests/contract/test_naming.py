@@ -155,3 +155,40 @@ def test_a_model_of_an_installed_package_has_a_stable_name(tmp_path: Path) -> No
     names = {_in_a_process(seed, tmp_path, "users_bert", "made()") for seed in (1, 2)}
     assert len(names) == 1
     assert _in_a_process(1, tmp_path, "users_bert", "made(hidden_act='relu')") not in names
+
+
+_GPT2 = """
+from transformers import GPT2Config, GPT2LMHeadModel
+def made(**more):
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=99, bos_token_id=0, eos_token_id=0, **more))
+"""
+
+
+def test_a_hash_that_a_configuration_keeps_is_not_in_the_name(tmp_path: Path) -> None:
+    """Hashes of text differ between processes: no model that generates would ever be known again."""
+    pytest.importorskip("transformers")
+    (tmp_path / "users_gpt2.py").write_text(_GPT2)
+    names = {_in_a_process(seed, tmp_path, "users_gpt2", "made()") for seed in (1, 2)}
+    assert len(names) == 1
+    assert _in_a_process(1, tmp_path, "users_gpt2", "made(activation_function='relu')") not in names
+
+
+class Hashed:
+    """Keeps a hash, as configurations do, beside what models are made of."""
+
+    def __init__(self, kept: int, buckets: int = 7) -> None:
+        self.kept_hash = kept
+        self.hash_buckets = buckets
+
+    def __hash__(self) -> int:
+        return self.kept_hash
+
+
+def test_numbers_of_buckets_are_in_the_name() -> None:
+    def named(kept: int, buckets: int) -> str:
+        net = nn.Linear(2, 2)
+        net.about = Hashed(kept, buckets)  # type: ignore[assignment]
+        return structure_name(net)
+
+    assert named(1 << 50, 7) == named(-(1 << 51), 7)
+    assert len({named(1 << 50, 7), named(1 << 50, 8), named(5, 7), named(6, 7)}) == 4

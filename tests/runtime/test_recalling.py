@@ -80,6 +80,28 @@ def test_it_serves_before_tier_0_is_compared(taught: Settings) -> None:
         assert "not_recalled" not in fast.stats()["events"]
 
 
+def test_calls_that_show_more_sizes_meanwhile_keep_a_graph_that_takes_them(tmp_path: Path) -> None:
+    """The kept graph leaves the dims open that vary; the first call alone does not show that any do."""
+    settings = Settings(cache_dir=tmp_path, threads=1, idle=False, watch=False)
+    with hotfuse.jit(_net(), settings=settings) as fast, torch.no_grad():
+        until, rows = time.monotonic() + 100, 16
+        while time.monotonic() < until and not fast.stats()["calls_per_tier"]["1"]:
+            rows = 16 + (rows - 15) % 9
+            fast(torch.randn(rows, 64))
+        assert fast.wait(60) and fast.stats()["calls_per_tier"]["1"], fast.explain(full=True)
+    net = _net()
+    with hotfuse.jit(net, settings=settings) as fast:
+
+        def call_with_other_sizes() -> None:
+            DURING.clear()
+            for rows in (17, 19, 21):
+                fast(torch.randn(rows, 64))
+
+        DURING["now"] = call_with_other_sizes
+        assert _served(fast, net)[:1] == [WON]
+        assert "not_recalled" not in fast.stats()["events"], fast.explain(full=True)
+
+
 @pytest.mark.parametrize("behind", [False, True], ids=["a write that torch shows", "a write behind torch's back"])
 def test_weights_written_during_the_first_call_are_not_served_old(taught: Settings, *, behind: bool) -> None:
     """Everything is packed by then; what is packed is not what the model answers with."""

@@ -17,7 +17,7 @@ from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import folder_of
 from hotfuse.compile.kept import answered
 from hotfuse.compile.workers import wire
-from hotfuse.frontends.captured import CallSpec, Captured, TensorSpec
+from hotfuse.frontends.captured import CallSpec, Captured
 
 MAX_CALLS = 16
 """Kinds of calls remembered per model."""
@@ -71,46 +71,16 @@ def captured(
     return wire.answer_from_message(message)
 
 
-def recalled(at: Known, structure: str, call: CallSpec) -> Captured | None:
-    """The graph that is kept for calls like these; None where there is none."""
-    message = at.folder.get(at.capture(structure, _widest(at, structure, call)))
-    return None if message is None else wire.answer_from_message(message)
+def recalled(at: Known, structure: str, call: CallSpec) -> tuple[Captured, CallSpec] | None:
+    """The graph that is kept for calls like these, and the calls that it is for; None where there is none."""
+    best = _widest(at, structure, call)
+    message = at.folder.get(at.capture(structure, best))
+    return None if message is None else (wire.answer_from_message(message), best)
 
 
 def _widest(at: Known, structure: str, call: CallSpec) -> CallSpec:
     """Of the kinds of calls that there are captures for, the one that takes this call and most others."""
-    return max((c for s, c in at.remembered() if s == structure and _takes(c, call)), key=_width, default=call)
-
-
-def _width(call: CallSpec) -> int:
-    return sum(len(t.dynamic) for t in call.inputs)
-
-
-def _takes(wide: CallSpec, call: CallSpec) -> bool:
-    """Whether a capture for one call is one for another: it differs in no more than dims that vary."""
-    return (
-        wide.grad_mode == call.grad_mode
-        and len(wide.inputs) == len(call.inputs)
-        and all(_takes_tensor(w, t) for w, t in zip(wide.inputs, call.inputs, strict=True))
-    )
-
-
-def _takes_tensor(wide: TensorSpec, t: TensorSpec) -> bool:
-    if (wide.dtype, wide.device, len(wide.shape)) != (t.dtype, t.device, len(t.shape)) or not wide.dynamic >= t.dynamic:
-        return False
-    if wide.shape == t.shape:
-        return wide.stride == t.stride
-    # sizes of 0 and 1 mean something else to tracing than others do
-    same = all(a == b or (i in wide.dynamic and min(a, b) > 1) for i, (a, b) in enumerate(zip(wide.shape, t.shape, strict=True)))
-    return same and _dense(wide) and _dense(t)
-
-
-def _dense(t: TensorSpec) -> bool:
-    step, found = 1, True
-    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
-        found = found and (size == 1 or stride == step)
-        step *= size
-    return found
+    return max((c for s, c in at.remembered() if s == structure and c.takes(call)), key=lambda c: c.open_dims, default=call)
 
 
 def _call_text(structure: str, call: CallSpec) -> str:

@@ -22,6 +22,25 @@ class TensorSpec:
     device: str
     dynamic: frozenset[int] = frozenset()
 
+    def takes(self, other: TensorSpec) -> bool:
+        """Whether a capture for this tensor is one for another: that differs in no more than dims that vary."""
+        if (self.dtype, self.device, len(self.shape)) != (other.dtype, other.device, len(other.shape)):
+            return False
+        if not self.dynamic >= other.dynamic:
+            return False
+        if self.shape == other.shape:
+            return self.stride == other.stride
+        # sizes of 0 and 1 mean something else to tracing than others do
+        sizes = enumerate(zip(self.shape, other.shape, strict=True))
+        return all(a == b or (i in self.dynamic and min(a, b) > 1) for i, (a, b) in sizes) and self._dense() and other._dense()
+
+    def _dense(self) -> bool:
+        step, found = 1, True
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            found = found and (size == 1 or stride == step)
+            step *= size
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
@@ -31,6 +50,19 @@ class CallSpec:
     grad_mode: bool = False
     equal: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Dims (input, dim) that are open but have one size in every call."""
+
+    def takes(self, other: CallSpec) -> bool:
+        """Whether a capture for this call is one for another."""
+        return (
+            self.grad_mode == other.grad_mode
+            and len(self.inputs) == len(other.inputs)
+            and all(t.takes(o) for t, o in zip(self.inputs, other.inputs, strict=True))
+        )
+
+    @property
+    def open_dims(self) -> int:
+        """How many dims may vary."""
+        return sum(len(t.dynamic) for t in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)

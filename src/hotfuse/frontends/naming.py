@@ -35,6 +35,8 @@ from hotfuse.frontends.ship import PLAIN_TYPES, SMALL, describe, operator_named
 
 MAX_CODE = 4096
 """Functions, classes and modules that a model's code may be spread over."""
+_HASH_FROM = 1 << 40
+"""Numbers of buckets and of hash functions are below it, and one hash of eight millions."""
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _INSTALLED = ("site-packages", "dist-packages")
 _OF_CLASSES = ("__doc__", "__dict__", "__weakref__", "__module__", "__annotations__", "__annotate__", "__firstlineno__",
@@ -84,6 +86,8 @@ class _ModelPickler(cloudpickle.Pickler):
             return operator_named, (obj.namespace, obj._opname, obj._overloadname)
         if isinstance(obj, torch._ops.OpOverloadPacket):
             return operator_named, (*obj._qualified_op_name.split("::"), None)
+        if (kept := _without_hashes(obj)) is not None:
+            return kept
         return super().reducer_override(obj)
 
     def persistent_id(self, obj: Any) -> Any:
@@ -108,6 +112,29 @@ class _ModelPickler(cloudpickle.Pickler):
             self.code.append(obj)
             return "function", obj.__module__, obj.__qualname__
         return None
+
+
+def _without_hashes(obj: Any) -> Any:
+    """How an object that keeps a hash is written: without it. None for all others.
+
+    Configurations note their hash to see later whether somebody changed them, as those of models that generate do. Hashes of text
+    differ from process to process, so such a model would never be known again.
+    """
+    kind = type(obj)
+    if kind.__hash__ in (None, object.__hash__) or kind.__reduce_ex__ is not object.__reduce_ex__:
+        return None
+    state = getattr(obj, "__dict__", None)
+    if not isinstance(state, dict) or not any(_is_hash(n, v) for n, v in state.items()):
+        return None
+    made = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if not isinstance(made, tuple) or len(made) < 3 or not isinstance(made[2], dict):
+        return None
+    return (*made[:2], {n: v for n, v in made[2].items() if not _is_hash(n, v)}, *made[3:])
+
+
+def _is_hash(name: Any, value: Any) -> bool:
+    """Whether an attribute is the hash of something: a number of nearly as many bits as there are, in a name that says so."""
+    return type(value) is int and abs(value) >= _HASH_FROM and isinstance(name, str) and "hash" in name
 
 
 def _ordered(items: Iterable[Any]) -> list[Any]:

@@ -299,7 +299,7 @@ class Capturer:
             graph, versions = done.captured.graph, versions_of(done.weights)
             plan, taken = self._compile(graph, done.weights), self._plans.originals.take(done.watch.owned(done.weights).values())
             better = self.remembered(graph, done.weights, inputs)
-            return [RecalledStart(call, done, plan, better, generation, taken, versions)]
+            return [RecalledStart(done.calls or call, done, plan, better, generation, taken, versions)]
         except Exception:  # the capture that follows does the same, and tells what is wrong
             self._log.count("not_recalled")
             return []

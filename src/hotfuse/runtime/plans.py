@@ -41,6 +41,8 @@ class Capture:
     captured: Captured
     weights: Mapping[str, torch.Tensor]
     watch: ModelGuard
+    calls: CallSpec | None = None
+    """The calls that the graph is for, where an earlier process captured it."""
 
 CALLS_A_CAPTURE, MOST_EARNED = 256, 8
 """Calls in plans that pay for one capture more, and how many times the limit there may be in all. The limit is for models whose

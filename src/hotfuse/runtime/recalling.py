@@ -32,7 +32,8 @@ class Recalls(Protocol):
 class RecalledStart:
     """What was made ready."""
 
-    call: CallSpec
+    calls: CallSpec
+    """That the graph is for: those of an earlier process may have shown more dims that vary than the first one here does."""
     done: Capture
     baseline: Plan
     better: Plan | None
@@ -46,4 +47,4 @@ class RecalledStart:
 
     def holds(self, call: CallSpec, generation: int) -> bool:
         """Whether it is what a call needs now, of a model that has not changed since."""
-        return call == self.call and generation == self.generation and self.done.watch.same_now()
+        return self.calls.takes(call) and generation == self.generation and self.done.watch.same_now()

@@ -92,8 +92,8 @@ class ServedModel:
         """The graph of an earlier process for calls like these, bound; None where there is none."""
         if (at := self._at()) is None or any(child is not TENSOR for child in spec.children[0].children):
             return None
-        done = recalled(at, "", call)
-        return None if done is None else self._bound(done)
+        found = recalled(at, "", call)
+        return None if found is None else replace(self._bound(found[0]), calls=found[1])
 
     def _bound(self, done: Captured) -> Capture:
         """A graph with the file's weights."""
