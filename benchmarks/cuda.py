@@ -29,6 +29,10 @@ def image(batch: int) -> Inputs:
     return {"pixel_values": torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.half)}
 
 
+def channels_last(inputs: Inputs) -> Inputs:
+    return {name: x.to(memory_format=torch.channels_last) for name, x in inputs.items()}
+
+
 def text(batch: int, length: int) -> Inputs:
     return {"input_ids": torch.randint(0, 30000, (batch, length), device="cuda")}
 
@@ -63,6 +67,9 @@ def cases() -> dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], Input
         "vit-base b1": (lambda: t.ViTModel(t.ViTConfig()), lambda: image(1)),
         "vit-base b32": (lambda: t.ViTModel(t.ViTConfig()), lambda: image(32)),
         "resnet-50 b1": (lambda: t.ResNetModel(t.ResNetConfig()), lambda: image(1)),
+        "resnet-50 b64, channels last": (
+            lambda: t.ResNetModel(t.ResNetConfig()).to(memory_format=torch.channels_last), lambda: channels_last(image(64)),
+        ),
         "llama-shaped 1B prefill b1 s256": (lambda: t.LlamaModel(llama), lambda: text(1, 256)),
     }
 
