@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.corpus import ENTRIES, find, rows
 from benchmarks.corpus.__main__ import chosen
 from benchmarks.corpus.causes import causes, kind_of
-from benchmarks.corpus.measure import Table
+from benchmarks.corpus.measure import Table, as_near_as_ort
 from benchmarks.corpus.rows import OURS, Row
 from hotfuse.base.errors import InputError
 
@@ -109,3 +110,11 @@ def test_one_model_end_to_end_and_not_again(tmp_path: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=240)
     assert again.returncode == 0 and not again.stdout, again
     assert len([json.loads(line) for line in out.read_text().splitlines()]) == 1
+
+
+def test_a_sigmoid_that_onnx_runtime_rounds_to_parts_of_one_is_no_error_of_ours() -> None:
+    exact, theirs, wrong = (np.array([[x]], np.float32) for x in (1.14522e-05, 1.14739e-05, 1.2e-05))
+    assert as_near_as_ort(exact, theirs)
+    assert not as_near_as_ort(wrong, theirs), "a wrong probability is one"
+    assert not as_near_as_ort(-exact, -theirs) and not as_near_as_ort(exact * np.nan, theirs)
+    assert not as_near_as_ort(exact.astype(np.float64), theirs) and not as_near_as_ort(exact[0], theirs)
