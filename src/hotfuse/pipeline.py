@@ -131,6 +131,8 @@ class GraphKernels:
     graph: Graph
     parts: NativeParts
     sizes: Mapping[str, int]
+    unfinished: bool = False
+    """Whether others are still being made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def _kernels(found: WeightedGraph, job: Job) -> GraphKernels:
 
     def early(parts: Callable[[], NativeParts], decided: float) -> None:
         assert job.progress is not None
-        job.progress(lambda: run_all(TIER1[1:], GraphKernels(graph, parts(), sizes), job), decided)
+        job.progress(lambda: run_all(TIER1[1:], GraphKernels(graph, parts(), sizes, unfinished=True), job), decided)
 
     return GraphKernels(graph, finished(compilation, None if job.progress is None else early), sizes)
 
@@ -184,7 +186,7 @@ def _run_parts(found: GraphKernels, job: Job) -> RunParts:
     why = registry.kernels(job.settings.backend).runs_unavailable()
     if not why:
         try:
-            return fetch_runs(found.parts, found.sizes, job.settings)
+            return fetch_runs(found.parts, found.sizes, job.settings, unfinished=found.unfinished)
         except CaptureError as e:
             if e.why not in (Why.TIMEOUT, Why.WORKER_DIED):
                 raise

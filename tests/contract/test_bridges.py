@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from hotfuse import Settings
+from hotfuse.compile import fetch
+from hotfuse.compile.parts import KernelCode, NativeParts, body_from_json
 from hotfuse.compile.request_context import text_id, used_by
 from hotfuse.compile.run import runs
 from hotfuse.compile.run.runs import ENTRY_US, SMALL
-from hotfuse.compile.unit.kernel_cache import piece_of
+from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.compile.variants.trial import attempt as really_attempt
 from hotfuse.hpm.bottleneck import Strategy
@@ -139,6 +142,25 @@ def test_without_time_nothing_is_tried_and_that_is_said(timed: list[float]) -> N
     here.until = 0.0
     assert here.bridge(scaled(100), range(1)) == -1 and not here.made
     assert here.notes == ["mul interrupts a run: no time is left for kernels between runs"]
+
+
+GLUED = """graph g(%x: f32[64, 256]) {
+    %a: f32[64, 256] = aten.relu.default(%x)
+    %b: f32[64, 256] = aten.exp.default(%a)
+    return %b
+}"""
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_an_unfinished_plan_tries_nothing_for_the_sake_of_its_runs(unfinished: bool, timed: list[float]) -> None:
+    timed[0] = 1.0
+    made = kernel_cache().kernel(piece_of(parse(GLUED), range(1), {}))
+    kernel = KernelCode(made.lowered, made.compiled.code, "relu")
+    parts = NativeParts(body_from_json({"graph": GLUED, "parts": [[0, 1, 0], [1, 2, -1]], "branches": {}}), (kernel,), ())
+    found = fetch.fetch_runs(parts, {}, Settings(capture="inline"), unfinished=unfinished)
+    assert len(found.kernels) == (1 if unfinished else 2)
+    said = "exp interrupts a run: the plan is unfinished, and what has no kernel yet may get one"
+    assert (said in found.notes) is unfinished
 
 
 def test_what_was_tried_for_one_plan_is_not_tried_for_the_next(timed: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,10 @@ def fetch(request: Mapping[str, Any], settings: Settings) -> NativeParts:
     return finished(begin(request["graph"], request["dims"], settings))
 
 
-def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
-    """Have the worker make runs of kernels."""
+def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings, *, unfinished: bool = False) -> RunParts:
+    """Have the worker make runs of kernels. What has no kernel in an unfinished plan is left alone: most of it is being compiled,
+    and trying all of it again for the sake of runs took as long as compiling it.
+    """
     kernels = tuple({**(k.said or to_json(k.lowered)), "variants": k.variants and k.variants.to_json()} for k in parts.kernels)
-    request, demand = RunsRequest(body_to_json(parts.body), dict(sizes), kernels), parts.demand
+    request, demand = RunsRequest(body_to_json(parts.body), dict(sizes), kernels, 0.0 if unfinished else None), parts.demand
     return runs_from(parts, *ask(request, [], settings, demand.gain, tuple(demand.strategies), demand.focus))

@@ -114,7 +114,7 @@ class RunsRequest:
     kernels: tuple[Json, ...]
     """`lower.common.codec.to_json`, each with its variants."""
     bridges_s: float | None = None
-    """Seconds for kernels that runs need besides; None for as many as there are by default."""
+    """Seconds for kernels that runs need besides; None for as many as there are by default, 0 where the plan is unfinished."""
 
 
 @dataclass(frozen=True, slots=True)

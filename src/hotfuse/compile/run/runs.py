@@ -55,6 +55,8 @@ SMALL = 1 << 20
 """Most elements that a group without a kernel may move to be tried again for the sake of a run: larger ones take so long that a run
 matters little."""
 MOST_NODES = 24
+UNFINISHED = -math.inf
+"""Instead of a time: what has no kernel yet may get one."""
 BRIDGES_S = 20.0
 """Seconds of one request for kernels that runs need besides those they are made of: what comes later stays with the library."""
 
@@ -74,7 +76,7 @@ class _RunKernels:
     refused: dict[str, HotfuseError] = field(default_factory=dict[str, HotfuseError])
     notes: list[str] = field(default_factory=list[str])
     until: float = math.inf
-    """When to stop trying kernels that runs could do without."""
+    """When to stop trying kernels that runs could do without; UNFINISHED for not to begin."""
 
     def lowered(self, kernel: int) -> Lowered:
         """A kernel by its number."""
@@ -97,6 +99,8 @@ class _RunKernels:
         if max(self._elements(n) for n in chosen) > SMALL:
             return -1
         try:
+            if self.until == UNFINISHED:
+                raise CannotLower("the plan is unfinished, and what has no kernel yet may get one")
             if time.monotonic() > self.until:
                 raise CannotLower("no time is left for kernels between runs")
             return self._kernel(anchored(graph, extract(graph, nodes, "group")), ENTRY_US)
@@ -374,7 +378,7 @@ def handle(request: RunsRequest) -> Message:
     variants = [VariantTable.from_json(k.get("variants")) for k in request.kernels]
     seconds = BRIDGES_S if request.bridges_s is None else request.bridges_s
     bench = _RunKernels([kernel_text.from_json(dict(k)) for k in request.kernels], variants, request.dims, threads(),
-                        until=time.monotonic() + seconds)  # fmt: skip
+                        until=time.monotonic() + seconds if seconds > 0 else UNFINISHED)  # fmt: skip
     made: RunBodies = run_all(RUNS, _level(dict(request.body)), bench)
     answer = {"ok": True, "body": made.body, "kernels": bench.made, "drivers": len(made.drivers),
               "notes": list(dict.fromkeys(bench.notes))}  # fmt: skip
