@@ -111,6 +111,7 @@ def test_a_model_that_changes_itself_is_captured_a_bounded_number_of_times() -> 
             fast(torch.ones(1 + i % 5))
             captures.append(fast.stats()["captures"])
         assert captures[-1] == captures[60] < (MOST_SHORT_LIVED + 1) * INLINE.max_captures and len(model.seen) == 120
+        assert "the model changed" in str(fast.explain()) and "that its code reads" in str(fast.explain())
 
 
 def test_bounds() -> None:
@@ -132,3 +133,18 @@ def test_bounds() -> None:
 
 def test_names_in_code_follow_methods() -> None:
     assert {"config", "parts", "space", "nested"} <= names_in_code(Reads) and "others" not in names_in_code(Reads)
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    (lambda m: setattr(m, "parts", [1.0]), "Reads.parts"),
+    (lambda m: setattr(m, "new", 1), "an attribute or hook that Reads has now"),
+    (lambda m: setattr(m.config, "scale", 3.0), "'scale' of what its code reads"),
+    (lambda m: m.parts.append(1.0), "a list or dict that its code reads"),
+    (lambda m: OPTIONS.update(scale=6.0), "'scale' of what its code reads"),
+    (lambda m: None, ""),
+])  # fmt: skip
+def test_a_change_is_named(how: Callable[[Reads], Any], said: str) -> None:
+    model = Reads()
+    guard = ModelGuard(list(model.modules()), list(model.parameters()))
+    how(model)
+    assert guard.difference() == said

@@ -496,7 +496,7 @@ class Engine:
 
     def limits(self) -> list[str]:
         """What keeps kinds of calls in the model's own code though nothing is wrong with them."""
-        return self._capturer.limits()
+        return self._capturer.limits() + self.plans.changes_itself()
 
     def _failed(self, error: Exception) -> None:
         """A job of the background raised; what it was for is not there, and serving goes on."""

@@ -102,8 +102,10 @@ class Plans:
         self.captures = 0
         """Captures since the model was last another one: the budget bounds fruitless ones."""
         self.closed = False
-        self._short_lived = 0
+        self.short_lived = 0
         """Changes of the model in a row whose plans had answered few calls."""
+        self.changes = ""
+        """What changed last."""
         self.lock = threading.Lock()
         self._tally = tally
 
@@ -114,6 +116,13 @@ class Plans:
             return True
         served = sum(e.calls for site in list(self.sites.values()) for e in site.entries)
         return self.captures < min(MOST_EARNED * most, most + served // CALLS_A_CAPTURE)
+
+    def changes_itself(self) -> list[str]:
+        """That the model is another one after a few calls, time and again; empty where it is not."""
+        if self.short_lived < 2:
+            return []
+        return [f"the model changed {self.short_lived} times in a row after a few calls ({self.changes}): what it keeps from call "
+                "to call should be an argument and a result, or an object among them"]  # fmt: skip
 
     @contextmanager
     def exchanging(self, generation: int) -> Generator[bool]:
@@ -126,22 +135,21 @@ class Plans:
         if change is WeightChange.UNSEEN:
             self.written_unseen(watch.late or Late(0, 0.0))
             return
-        self.log.decide(
-            Action.NOTICE if change is WeightChange.VALUES else Action.DROP,
-            Why.WEIGHTS_CHANGED if change is WeightChange.VALUES else Why.MODEL_CHANGED, self.model.name,
-        )
         if change is not WeightChange.MODEL:
+            self.log.decide(Action.NOTICE, Why.WEIGHTS_CHANGED, self.model.name)
             with self.lock:  # nor may a plan be deployed meanwhile that was made of older weights
                 observed = watch.observe()
                 self.demote_all()
                 watch.accept(observed)  # not before: calls beside must not take a stale plan for a good one
             return
+        self.changes = watch.difference()
+        self.log.decide(Action.DROP, Why.MODEL_CHANGED, self.model.name, what=self.changes)
         with self.lock:
             self.generation += 1
             self.watch = None
             served = sum(e.calls for site in self.sites.values() for e in site.entries)
-            self._short_lived = 0 if served >= CALLS_A_CAPTURE else self._short_lived + 1
-            if any(site.entries for site in self.sites.values()) and self._short_lived <= MOST_SHORT_LIVED:
+            self.short_lived = 0 if served >= CALLS_A_CAPTURE else self.short_lived + 1
+            if any(site.entries for site in self.sites.values()) and self.short_lived <= MOST_SHORT_LIVED:
                 self.captures = 0  # the budget is not for a model that is updated for years, but for one that changes itself
             self.drop_all()
             for site in self.sites.values():

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 _DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_NOTHING = object()
 _version = operator.attrgetter("_version")
 
 
@@ -269,6 +270,18 @@ class ModelGuard:
         ):
             return WeightChange.NONE
         return WeightChange.VALUES if self.observe()[0] == self._kinds else WeightChange.MODEL
+
+    def difference(self) -> str:
+        """What of the model is another one than in the snapshot, in words; empty where nothing is."""
+        names = {id(getattr(m, d)): type(m).__name__ for m in self._modules for d in _DICTS}
+        for owner, key, held in zip(self._owners, self._keys, self._held, strict=True):
+            inside = isinstance(owner, dict)
+            if (owner.get(key, _NOTHING) if inside else owner[key]) is not held:
+                return f"{names[id(owner)]}.{key}" if inside and id(owner) in names else f"{key!r} of what its code reads"
+        for m, size, d in zip((m for m in self._modules for _ in _DICTS), self._sizes, self._dicts, strict=False):
+            if len(d) != size:
+                return f"an attribute or hook that {type(m).__name__} has now"
+        return "a list or dict that its code reads" if self._look() is WeightChange.MODEL else ""
 
     def stats(self) -> dict[str, Any]:
         """For `stats()`: who checks, and how many checks the native sweep left to Python."""
