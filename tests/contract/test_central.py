@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from hotfuse.profile.postgres import HEAD, PostgresDatabase, Unreachable
 from hotfuse.profile.rows import Measurement, StoredDecision, SubgraphProfile
 from hotfuse.profile.store import Store
 from hotfuse.profile.sync import CentralSync
+from hotfuse.runtime.observe.record import _sync
 from tests.postgres import new_database
 
 OTHER = Fingerprint((("arch", "x86_64"), ("features", "avx")), (("cores", "64"),))
@@ -162,6 +164,28 @@ def test_a_database_that_is_away_costs_a_decision_and_gets_the_rows_later(tmp_pa
         back.stop()
     with Store.open(fresh) as there:
         assert there.info()["rows"]["measurements"] == 3
+
+
+def test_exchanges_leave_calls_alone(tmp_path: Path, here: Store, fresh: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exchange makes thousands of objects, an error of the database too: no collection of all objects comes of it."""
+    usual, during = gc.get_threshold()[2], list[int]()
+    push = Exchange.push
+
+    def noted(self: Exchange) -> int:
+        during.append(gc.get_threshold()[2])
+        return push(self)
+
+    monkeypatch.setattr(Exchange, "push", noted)
+    settings = Settings(profiles=fresh, profiles_s=600, cache_dir=tmp_path)
+    for url in (fresh, f"postgresql://nobody@/none?host={tmp_path}"):
+        sync = _sync(settings.with_(profiles=url), here, EventLog(100))
+        assert sync is not None
+        try:
+            sync.once()
+        finally:
+            sync.stop()
+    assert len(during) >= 2 and min(during) > usual
+    assert gc.get_threshold()[2] == usual
 
 
 FULL = (

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +20,8 @@ from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.exchange import Exchange
 from hotfuse.profile.store import Store
 
+Courtesy = AbstractContextManager[None]
+"""What keeps an exchange from holding calls up: it makes thousands of objects, as does an error of the database."""
 LONGEST_S = 60.0
 """Longest pause after failures."""
 LAST_S = 2.0
@@ -45,10 +49,13 @@ class SyncReport:
 class CentralSync:
     """Exchanges rows every so often."""
 
-    def __init__(self, url: str, local: Store, log: EventLog, every_s: float, keep: int) -> None:
+    def __init__(
+        self, url: str, local: Store, log: EventLog, every_s: float, keep: int, around: Callable[[], Courtesy] = nullcontext
+    ) -> None:  # fmt: skip
         self._central = Store.open(url)
         self._exchange = Exchange(local, self._central)
         self._local, self._log, self._every_s, self._keep = local, log, every_s, keep
+        self._around = around
         self.report = SyncReport(self._central.database.place)
         self._stop = threading.Event()
         self._now = threading.Event()
@@ -67,7 +74,7 @@ class CentralSync:
 
     def once(self) -> bool:
         """One exchange; whether the database could be used. Never raises."""
-        with self._turn:
+        with self._turn, self._around():
             return self._once()
 
     def _once(self) -> bool:

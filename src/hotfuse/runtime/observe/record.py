@@ -30,6 +30,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import program
 from hotfuse.compile.request_context import context_of
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
 from hotfuse.ir.text import parse
@@ -107,7 +108,7 @@ def _sync(settings: Settings, store: Store, log: EventLog) -> CentralSync | None
     from hotfuse.profile.sync import CentralSync
 
     try:
-        return CentralSync(url, store, log, settings.profiles_s, settings.profiles_rows)
+        return CentralSync(url, store, log, settings.profiles_s, settings.profiles_rows, background_priority)
     except InputError as e:
         log.decide(Action.FALLBACK, Why.DATABASE_AWAY, "profiles", error=f"{e.what}: {e.because}"[:200])
         return None
