@@ -19,6 +19,8 @@ process, a quarter of a second with torch and a model library loaded, while ever
 collections of young objects come before one of all, and what a job leaves counts as old when it ends, instead of making a
 collection due in the next call; one that somebody asks for is done all the same.
 
+A thread that computed keeps its OpenMP team, which makes everybody's loops slower: a job that waits or ends gives it up.
+
 A call that does much at once (one that records what a device is given) had better come when no job runs Python code (`at_work`).
 
 The first two are settings of the whole interpreter: they are put back when the last job ends, unless somebody changed them.
@@ -35,6 +37,8 @@ import threading
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+
+from hotfuse.machine.openmp import give_up_team
 
 SWITCH_S = 1e-5
 """Where one thread serves."""
@@ -117,6 +121,7 @@ class BackgroundPriority:
             yield
         finally:
             self._depth.jobs -= 1
+            give_up_team()
             with self._lock:
                 self.jobs -= 1
                 self._rest()
@@ -132,6 +137,8 @@ class BackgroundPriority:
     def waiting(self) -> Generator[None]:
         """Around a wait of a job, in its thread; elsewhere it does nothing."""
         depth, self._depth.jobs = self._depth.jobs, 0
+        if depth:
+            give_up_team()
         with self._lock:
             for _ in range(depth):
                 self._rest()

@@ -1,0 +1,65 @@
+"""A background thread that waits or has ended its job holds no OpenMP threads: everybody's loops would be slower for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hotfuse.machine import openmp
+
+PROGRAM = """
+import os, threading
+import torch
+from hotfuse.compile.workers.background_priority import background_priority
+from hotfuse.machine import openmp
+torch.set_num_threads(3)
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def compute():
+    torch.ones(1 << 22).exp_().sum()
+
+seen = []
+openmp.give_up_team()
+def job():
+    seen.append(threads())
+    with background_priority():
+        compute()
+        seen.append(threads())
+        with background_priority.waiting():
+            seen.append(threads())
+        compute()
+        seen.append(threads())
+    seen.append(threads())
+worker = threading.Thread(target=job)
+worker.start()
+worker.join()
+compute()
+first = threads()
+with background_priority.waiting():                 # a thread that runs no job keeps what it has
+    kept = threads()
+print([n - seen[0] for n in seen], kept - first)
+"""
+
+
+def test_what_waits_gives_its_team_up() -> None:
+    if openmp.torchs() is None or openmp._pausing() is None or not os.path.isdir("/proc/self/task"):
+        pytest.skip("torch's runtime keeps no such count")
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.stdout.strip() == "[0, 2, 0, 2, 0] 0", ran.stdout + ran.stderr
+
+
+def test_results_are_the_same_behind_it() -> None:
+    """A team is made anew by the next loop, in native code as in torch's own."""
+    x = torch.randn(1 << 20)
+    want = x.exp()
+    compute: Callable[[], torch.Tensor] = x.exp
+    for _ in range(3):
+        openmp.give_up_team()
+        assert torch.equal(compute(), want)
