@@ -51,12 +51,17 @@ CHANGES: dict[str, Callable[[Reads], Any]] = {
     "deep within": lambda m: m.config.nested["deep"][1].update(deeper=4.0),
     "a global dict": lambda _: OPTIONS.update(scale=6.0),
     "a global list": lambda _: STEPS.append(4.0),
+    "a method that forward calls": lambda _: setattr(Reads, "helped", lambda self: 11.0),
+    "forward itself": lambda _: setattr(Reads, "forward", lambda self, x: x * 7),
+    "a library's method": lambda _: setattr(nn.Linear, "forward", lambda self, x: x @ self.weight),
 }
 
 
 @pytest.fixture(autouse=True)
 def globals_as_they_were() -> Any:
+    methods = Reads.helped, Reads.forward, nn.Linear.forward
     yield
+    Reads.helped, Reads.forward, nn.Linear.forward = methods
     OPTIONS["scale"] = 2.0
     del STEPS[1:]
 

@@ -12,6 +12,7 @@ their own, and all beyond the first so many.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 from collections import OrderedDict
@@ -48,6 +49,39 @@ def names_in_code(cls: type) -> frozenset[str]:
 def _names(code: types.CodeType) -> set[str]:
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
+
+
+def methods_of(cls: type) -> list[tuple[dict[str, Any], str]]:
+    """Where the functions stand that a class's `forward` is made of: dicts of classes, and names in them. Somebody may put others
+    there (`LlamaAttention.forward = ...`).
+    """
+    found: list[tuple[dict[str, Any], str]] = []
+    for name in ("forward", *sorted(names_in_code(cls))):
+        owner = next((c for c in cls.__mro__ if name in c.__dict__), None)
+        if owner is None or owner in (nn.Module, object) or not isinstance(owner.__dict__[name], types.FunctionType | property):
+            continue
+        entries = gc.get_referents(owner.__dict__)  # behind the proxy is the dict itself, whose tag shows every change
+        if len(entries) == 1 and type(entries[0]) is dict:
+            found.append((cast(dict[str, Any], entries[0]), name))
+    return found
+
+
+def same_function(new: Any, old: Any) -> bool:
+    """Whether two are the same method, or copies of one: a class that is pickled by value and unpickled in its own process has
+    copies of its methods from then on.
+    """
+    if new is old:
+        return True
+    if not isinstance(new, types.FunctionType) or not isinstance(old, types.FunctionType):
+        return False
+    return new.__code__ == old.__code__ and _bound(new) == _bound(old)
+
+
+def _bound(function: types.FunctionType) -> list[Any]:
+    """Defaults and closed-over values: plain ones as they are, others by identity."""
+    cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
+    values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells)
+    return [v if isinstance(v, int | float | str | None) else id(v) for v in values]
 
 
 def read_by(modules: Sequence[nn.Module]) -> list[Any]:

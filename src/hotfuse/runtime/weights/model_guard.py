@@ -9,6 +9,7 @@ is hot, one native sweep (`unchanged`) answers nearly every call; where it does 
 | weights written (`load_state_dict`, an optimizer) | version | tier 0 reads live tensors; copies are stale |
 | memory exchanged (`.to()`, `p.data = ...`) | address | the same; a new capture if the type changed |
 | parts replaced, `train()`, attributes, hooks | identity, count | a new capture |
+| methods of its classes exchanged | identity | a new capture |
 | entries of dicts, lists and objects that its code reads (`containers`) | identity, count | a new capture |
 
 | writes behind torch's back (`p.data`, NumPy, inference mode) | checksums, a chunk a call (`originals`) | copies are stale |
@@ -29,7 +30,7 @@ import torch
 from torch import nn
 
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.weights.containers import containers, read_by
+from hotfuse.runtime.weights.containers import containers, methods_of, read_by, same_function
 
 if TYPE_CHECKING:
     from hotfuse.native.model_guard import Noted
@@ -107,7 +108,9 @@ class ModelGuard:
         held, self._lists = containers([*read_by(modules), *(owner[key] for owner, key in names)])
         held = [d for d in held if id(d) not in known]
         places += [(d, key) for d in held for key in list(d)]
-        self._dicts += held
+        methods = {(id(d), name): (d, name) for cls in dict.fromkeys(map(type, modules)) for d, name in methods_of(cls)}
+        self._methods = [(d, name, d[name]) for d, name in methods.values()]
+        self._dicts += [*held, *{id(d): d for d, _ in methods.values()}.values()]
         self._items: list[Any] = list(itertools.chain.from_iterable(self._lists))
         self._item_ids, self._lengths = list(map(id, self._items)), list(map(len, self._lists))
         self._inside = len(places)
@@ -196,7 +199,7 @@ class ModelGuard:
         places = list(zip(self._owners, self._keys, self._held, strict=True))
         outside = places[self._inside :]
         return Noted(
-            self._dicts, places[: self._inside], [(d, k, v) for d, k, v in outside if not isinstance(d, _Cell)],
+            self._dicts, [*places[: self._inside], *self._methods], [(d, k, v) for d, k, v in outside if not isinstance(d, _Cell)],
             [(c.cell, v) for c, _, v in outside if isinstance(c, _Cell)],
             [(t, a, versions.get(id(t), UNVERSIONED)) for t, a in zip(self._tensors, self._addresses, strict=True)],
             tuple(zip(self._lists, self._noted_items(), strict=True)),
@@ -259,6 +262,9 @@ class ModelGuard:
                 return WeightChange.MODEL
         except KeyError:  # one attribute deleted and another set
             return WeightChange.MODEL
+        if not all(same_function(d.get(name), f) for d, name, f in self._methods):
+            return WeightChange.MODEL
+        self._methods = [(d, name, d.get(name)) for d, name, _ in self._methods]
         if (
             list(map(len, self._lists)) != self._lengths
             or list(map(id, itertools.chain.from_iterable(self._lists))) != self._item_ids
@@ -278,6 +284,9 @@ class ModelGuard:
             inside = isinstance(owner, dict)
             if (owner.get(key, _NOTHING) if inside else owner[key]) is not held:
                 return f"{names[id(owner)]}.{key}" if inside and id(owner) in names else f"{key!r} of what its code reads"
+        for d, name, f in self._methods:
+            if not same_function(d.get(name), f):
+                return f"the method {name} of a class in {d.get('__module__', '?')}"
         for m, size, d in zip((m for m in self._modules for _ in _DICTS), self._sizes, self._dicts, strict=False):
             if len(d) != size:
                 return f"an attribute or hook that {type(m).__name__} has now"
