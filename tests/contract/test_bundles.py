@@ -21,6 +21,7 @@ from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import Key, PrivateKey, TrustedKeys, keys_for, make_pair, read_key, read_public
 from hotfuse.cache.place import cache_stats
 from hotfuse.cli import app
+from hotfuse.cli.build import CallKind, _given
 
 BODY: dict[str, Any] = {"kernel": "text"}
 HERE = Address("plan", "subject", {"program": "1", "machine": "x86_64 avx avx2", "sizes": "[1]"})
@@ -175,6 +176,21 @@ def test_traffic_that_cannot_be_understood_is_an_error_in_words(tmp_path: Path, 
     (tmp_path / "shapes.json").write_text(text)
     code, out = _run("build", "m.onnx", "--traffic", str(tmp_path / "shapes.json"), "-o", str(tmp_path / "b"))
     assert code == 2 and said in out and not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["m:net", "--dim", "batch=2"], "no named dims"), (["m.onnx", "--dim", "batch"], "batch"),
+    (["m:net", "--input", "2x16", "--traffic", "shapes.json"], "described twice"),
+])  # fmt: skip
+def test_options_that_describe_a_call_are_checked(tmp_path: Path, options: list[str], said: str) -> None:
+    code, out = _run("build", *options, "-o", str(tmp_path / "b"))
+    assert code == 2 and said in out and not (tmp_path / "b").exists()
+
+
+def test_a_call_is_described_as_in_other_commands() -> None:
+    assert _given("m:net", ["2x16", "4:int64"], []) == CallKind({}, ["2x16", "4:int64"], 1)
+    assert _given("m.onnx", ["x=0.5"], ["batch=3"]) == CallKind({"batch": "3"}, {"x": "0.5"}, 1)
+    assert _given("m.onnx", [], []) == CallKind({}, None, 1)
 
 
 def test_code_cannot_be_built_for_what_does_not_execute_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

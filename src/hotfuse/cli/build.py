@@ -2,6 +2,7 @@
 
     hotfuse build model.onnx --traffic shapes.json -o model.bundle
     hotfuse build mymodels:encoder --for avx2 --key fleet.key -o encoder.bundle
+    hotfuse build mymodels:encoder --input 8x128:int64 -o encoder.bundle            a model that brings no inputs
 
     traffic ::= [{"dims": {"batch": 8}, "inputs": {"x": 0.5}, "calls": 3}, …]     an ONNX file; what is left out is made up
               | [{"inputs": ["8x128:int64"], "calls": 1}, …]                      a PyTorch model that brings no inputs
@@ -29,7 +30,7 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.cli.feeds import make_feeds
-from hotfuse.cli.output import console, print_json, reports_errors, rows
+from hotfuse.cli.output import console, pairs, print_json, reports_errors, rows
 from hotfuse.cli.torch_models import is_torch_name, load_torch
 from hotfuse.machine.probe import LIMIT
 
@@ -65,6 +66,11 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", help="The bundle.")],
     target: Annotated[str, typer.Option("--for", help="this, avx2, avx512, or a machine of the profile store.")] = "this",
     traffic: Annotated[Path | None, typer.Option(help="The calls it is going to get, as JSON.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="Instead of it: name=file.npy or name=number; random otherwise. PyTorch: 2x16:int64."),
+    ] = None,
+    dims: Annotated[list[str] | None, typer.Option("--dim", help="Instead of it: size of a named dimension, name=number.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of a call there.")] = None,
     key: Annotated[Path | None, typer.Option(help="Sign with this key; the default is that of the settings.")] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Most seconds to spend.")] = 600.0,
@@ -74,7 +80,7 @@ def build(
     features = _features(target)
     if features is not None:
         os.environ[LIMIT] = features  # before anything is compiled; workers inherit it
-    kinds = _kinds(traffic)
+    kinds = _kinds(traffic, _given(model, inputs or [], dims or []))
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hotfuse-build-") as folder:
         settings = from_env().with_(cache=folder, threads=threads, idle=False, artifacts=None, capture="background")
@@ -119,17 +125,29 @@ def _machine_features(name: str) -> list[str]:
     return found.pop().split()
 
 
-def _kinds(path: Path | None) -> list[CallKind]:
-    """The traffic that a file describes; one kind of call, made up, where there is none."""
+def _given(model: str, inputs: Sequence[str], dims: Sequence[str]) -> CallKind:
+    """The one kind of call that options describe, as those of other commands do."""
+    sizes = pairs(dims, "--dim")
+    if not is_torch_name(model):
+        return CallKind(sizes, pairs(inputs, "--input") or None, 1)
+    if sizes:
+        raise InputError("a PyTorch model has no named dims", hint="--input 2x16 for each of its inputs")
+    return CallKind({}, list(inputs) or None, 1)
+
+
+def _kinds(path: Path | None, given: CallKind) -> list[CallKind]:
+    """The traffic that a file describes; one kind of call where there is none."""
     if path is None:
-        return [CallKind({}, None, 1)]
+        return [given]
+    if given.inputs or given.dims:
+        raise InputError("the calls are described twice", hint="--traffic, or --input and --dim")
     try:
         listed = json.loads(path.read_text())
         if not isinstance(listed, list) or not 0 < len(listed) <= MAX_KINDS:
             raise ValueError(f"it has to be a list of 1 to {MAX_KINDS} kinds of calls")
         return [_kind(k) for k in listed]
     except (OSError, ValueError, TypeError) as e:
-        hint = '[{"dims": {"batch": 8}, "calls": 3}]'
+        hint = '[{"dims": {"batch": 8}, "calls": 3}], for a PyTorch model [{"inputs": ["8x128:int64"]}]'
         raise InputError(f"{path} does not describe calls", because=str(e), hint=hint) from e
 
 
