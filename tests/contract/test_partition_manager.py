@@ -20,13 +20,10 @@ from hotfuse.partition.change import MAX_HISTORY, CannotChange, PartitionChange
 from hotfuse.partition.cut import cut
 from hotfuse.partition.manager import (
     Partitioned,
-    Placement,
     fuse,
     part_needs,
     partitioned,
     partitioning,
-    place,
-    reorder,
     split,
 )
 from hotfuse.runtime.plan import build
@@ -147,24 +144,18 @@ def test_a_cycle_is_refused_by_name() -> None:
             fuse(p, *bad, "no")
 
 
-def test_orders_and_places() -> None:
+def test_a_partition_of_one_node_cannot_be_cut() -> None:
     p = each_alone(parse(DIAMOND))
-    q = reorder(p, [0, 2, 1, 3], "the other branch first")
-    check(q)
-    assert q.history.diffs[-1].made == (2, 1)
-    for order in ([0, 1, 3, 2], [3, 2, 1, 0], [0, 1, 2], [0, 1, 2, 2]):
-        with pytest.raises(CannotChange):
-            reorder(p, order, "no")
-    r = place(q, 1, Placement("cpu", 1), "measured faster beside 2", together_us=3.0, apart_us=4.0)
-    assert r.part(1).where.threads == 1 and q.part(1).where.threads == 0
-    assert r.history.diffs[-1].evidence["together_us"] == 3.0
-    with pytest.raises(CannotChange, match="cuda"):
-        place(p, 1, Placement("cuda:0"), "no")
-    with pytest.raises(CannotChange, match="different places"):
-        fuse(r, 1, 0, "no")
     for at in (0, 1, 2):
         with pytest.raises(CannotChange, match="cannot be cut"):
             split(p, 1, at, "no")
+
+
+def test_partitions_of_different_devices_stay_apart() -> None:
+    p = each_alone(parse(DIAMOND))
+    p = replace(p, parts=tuple(replace(part, device="cuda:0") if part.number == 1 else part for part in p.parts))
+    with pytest.raises(CannotChange, match="different devices"):
+        fuse(p, 1, 0, "no")
 
 
 def test_groups_must_hold_every_node_once_and_run_in_order() -> None:
@@ -191,7 +182,8 @@ def test_the_first_cut_can_be_adjusted_and_its_history_printed() -> None:
 def test_history_is_bounded_and_counts_what_it_forgot() -> None:
     p = each_alone(parse(DIAMOND))
     for i in range(MAX_HISTORY + 40):
-        p = reorder(p, [0, 2, 1, 3] if i % 2 else [0, 1, 2, 3], "again")
+        last = p.parts[-1].number
+        p = fuse(p, p.parts[-2].number, last, "again") if i % 2 == 0 else split(p, last, 1, "again")
     assert len(p.history.diffs) == MAX_HISTORY and len(p.history) == MAX_HISTORY + 41
     assert "41 earlier steps" in p.history.lines()[0]
 
@@ -224,6 +216,5 @@ def test_replanning_a_thousand_nodes_looks_at_each_a_few_times_only() -> None:
         fuse(q, 0, 199, "far apart")
     assert Counted.looks <= 2000
     Counted.looks = 0
-    reorder(q, [part.number for part in q.parts], "the same")
     partitioning(q)
     assert Counted.looks <= 3000

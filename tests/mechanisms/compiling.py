@@ -29,7 +29,7 @@ from hotfuse.fusion.bandit import Budget
 from hotfuse.fusion.criteria import Criterion, Reason, judge
 from hotfuse.ir.text import parse
 from hotfuse.partition.change import PartitionChange
-from hotfuse.partition.manager import Placement, fuse, place, reorder, split
+from hotfuse.partition.manager import fuse, split
 from tests.contract.test_partition_manager import DIAMOND, each_alone
 from tests.contract.test_resources import side
 from tests.mechanisms.table import Row, World, replaced
@@ -44,8 +44,6 @@ from tests.runtime.test_units import MIXED, PAIR, Scripted, Waiting, compiled, l
 ADJUST: dict[PartitionChange, Callable[[Any], Any]] = {
     PartitionChange.FUSE: lambda p: fuse(p, 0, 1, "why"),
     PartitionChange.SPLIT: lambda p: split(both := fuse(p, 0, 1, "why"), both.parts[0].number, 1, "why"),
-    PartitionChange.REORDER: lambda p: reorder(p, [0, 2, 1, 3], "why"),
-    PartitionChange.PLACE: lambda p: place(p, 1, Placement("cpu", 1), "why"),
 }
 """What adjusts a partitioning; a switch takes one out."""
 

@@ -20,8 +20,6 @@ class PartitionChange(StrEnum):
     BEGIN = "begin"
     FUSE = "fuse"
     SPLIT = "split"
-    REORDER = "reorder"
-    PLACE = "place"
 
 
 class CannotChange(HotfuseError):

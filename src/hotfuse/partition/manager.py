@@ -1,9 +1,7 @@
-"""The partition manager: a partitioned graph as an immutable value, and the four ways to adjust it.
+"""The partition manager: a partitioned graph as an immutable value, and the two ways to adjust it.
 
     fuse(p, a, b)        two partitions become one; what lies between them and does not depend on `a` runs before it, the rest after
     split(p, a, at)      the first `at` nodes of a partition, and the others
-    reorder(p, order)    another order of execution
-    place(p, a, where)   other threads, or another device
 
 Each is checked against the graph's dependences, yields a new value, and adds a `Diff` to its history; a refusal raises
 `CannotChange` and changes nothing. A call that runs in a plan made from an older value is not disturbed. Nodes are known by their
@@ -23,24 +21,13 @@ from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a partition runs: on which device, with how many threads (0: as many as the process uses)."""
-
-    device: str = "cpu"
-    threads: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.device}, {self.threads} threads" if self.threads else self.device
-
-
-@dataclass(frozen=True, slots=True)
 class PartitionCut:
     """A partition: its number, which is never given twice, and its nodes in the base graph's order."""
 
     number: int
     nodes: tuple[int, ...]
     cut: CutReason
-    where: Placement
+    device: str
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -78,8 +65,8 @@ def partitioned(graph: Graph, groups: Iterable[Sequence[int]], why: str, cuts: S
     for k, nodes in enumerate(groups):
         if not nodes:
             raise CannotChange(f"partition {k} has no nodes")
-        where = Placement(device_of(graph.nodes[nodes[0]]) or "cpu")
-        parts.append(PartitionCut(k, tuple(sorted(nodes)), cuts[k] if cuts else (CutReason.REST if k else CutReason.START), where))
+        device = device_of(graph.nodes[nodes[0]]) or "cpu"
+        parts.append(PartitionCut(k, tuple(sorted(nodes)), cuts[k] if cuts else (CutReason.REST if k else CutReason.START), device))
     seen = sorted(i for p in parts for i in p.nodes)
     if seen != list(range(len(graph.nodes))):
         raise CannotChange("partitions must hold every node once", because=f"{len(seen)} of {len(graph.nodes)} nodes")
@@ -96,8 +83,8 @@ def fuse(of: Partitioned, a: int, b: int, why: str, **evidence: EvidenceValue) -
     places = {p.number: i for i, p in enumerate(of.parts)}
     first, last = sorted((places[of.part(a).number], places[of.part(b).number]))
     one, other = of.parts[first], of.parts[last]
-    if one.where != other.where:
-        raise CannotChange(f"partitions {a} and {b} run in different places", because=f"{one.where}; {other.where}")
+    if one.device != other.device:
+        raise CannotChange(f"partitions {a} and {b} run on different devices", because=f"{one.device}; {other.device}")
     between = of.parts[first + 1 : last]
     behind = _depending(one, between, of.needs)
     if behind:
@@ -106,7 +93,7 @@ def fuse(of: Partitioned, a: int, b: int, why: str, **evidence: EvidenceValue) -
             names = ", ".join(str(p.number) for p in behind[:4])
             raise CannotChange(f"partitions {a} and {b} cannot be one", because=f"what {names} compute lies between them")
     after = {p.number for p in behind}
-    made = PartitionCut(of.next, tuple(sorted((*one.nodes, *other.nodes))), one.cut, one.where)
+    made = PartitionCut(of.next, tuple(sorted((*one.nodes, *other.nodes))), one.cut, one.device)
     parts = (*of.parts[:first], *(p for p in between if p.number not in after), made, *behind, *of.parts[last + 1 :])
     diff = Diff(PartitionChange.FUSE, (one.number, other.number), (made.number,), len(made), why, evidence)
     return replace(of, parts=parts, history=of.history.with_(diff), next=of.next + 1)
@@ -118,39 +105,13 @@ def split(of: Partitioned, number: int, at: int, why: str, **evidence: EvidenceV
     if not 0 < at < len(old):
         raise CannotChange(f"partition {number} cannot be cut at {at}", because=f"it has {len(old)} nodes")
     pieces = (
-        PartitionCut(of.next, old.nodes[:at], old.cut, old.where),
-        PartitionCut(of.next + 1, old.nodes[at:], CutReason.REST, old.where),
+        PartitionCut(of.next, old.nodes[:at], old.cut, old.device),
+        PartitionCut(of.next + 1, old.nodes[at:], CutReason.REST, old.device),
     )
     place = of.parts.index(old)
     diff = Diff(PartitionChange.SPLIT, (number,), (of.next, of.next + 1), len(old), why, evidence)
     parts = (*of.parts[:place], *pieces, *of.parts[place + 1 :])
     return replace(of, parts=parts, history=of.history.with_(diff), next=of.next + 2)
-
-
-def reorder(of: Partitioned, order: Sequence[int], why: str, **evidence: EvidenceValue) -> Partitioned:
-    """The same partitions in another order."""
-    by_number = {p.number: p for p in of.parts}
-    if sorted(order) != sorted(by_number):
-        raise CannotChange("an order must name every partition once", because=f"{len(order)} names, {len(by_number)} partitions")
-    parts = tuple(by_number[k] for k in order)
-    _check_order(parts, of.needs)
-    moved = tuple(new.number for old, new in zip(of.parts, parts, strict=True) if old is not new)
-    diff = Diff(PartitionChange.REORDER, moved, moved, sum(len(by_number[k]) for k in moved), why, evidence)
-    return replace(of, parts=parts, history=of.history.with_(diff))
-
-
-def place(of: Partitioned, number: int, where: Placement, why: str, **evidence: EvidenceValue) -> Partitioned:
-    """A partition on other threads, or on the other device its values lie on."""
-    old = of.part(number)
-    if where.threads < 0 or not where.device:
-        raise CannotChange(f"partition {number} cannot run on {where}")
-    devices = {d for i in old.nodes if (d := device_of(of.graph.nodes[i]))}
-    if devices - {where.device}:
-        raise CannotChange(f"partition {number} cannot run on {where.device}", because=f"its values lie on {min(devices)}",
-                           hint="put transfer nodes around it first")
-    parts = tuple(replace(p, where=where) if p is old else p for p in of.parts)
-    diff = Diff(PartitionChange.PLACE, (number,), (number,), len(old), why, {"from": str(old.where), "to": str(where), **evidence})
-    return replace(of, parts=parts, history=of.history.with_(diff))
 
 
 def part_needs(of: Partitioned) -> dict[int, frozenset[int]]:
@@ -174,7 +135,7 @@ def partitioning(of: Partitioned) -> Partitioning:
     parts: list[Partition] = []
     at = 0
     for k, p in enumerate(of.parts):
-        parts.append(Partition(k, at, at + len(p), p.cut, p.where.device))
+        parts.append(Partition(k, at, at + len(p), p.cut, p.device))
         at += len(p)
     return Partitioning(graph, tuple(parts))
 
