@@ -24,7 +24,7 @@ from hotfuse.compile.graph import UnitState
 from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.requests import Here
 from hotfuse.compile.unit import units
-from hotfuse.compile.value import Demand, Expected, Facts, RooflineEstimator, worth
+from hotfuse.compile.value import Expected, Facts, RooflineEstimator, worth
 from hotfuse.compile.workers.service import counters, service
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit, Budget
@@ -146,10 +146,8 @@ def test_the_most_valuable_unit_goes_first_and_the_estimator_is_ours_to_choose()
         assert [op.split(".")[1] for op in first] == order
 
 
-def test_value_is_saving_times_demand_less_the_cost() -> None:
-    expected = Expected(saving_s=1e-3, compile_s=2.0)
-    assert worth(expected, 3, Demand(10.0, 60.0)) == pytest.approx(3 * 1e-3 * 600 - 2.0)
-    assert worth(expected, 3, Demand()) == pytest.approx(3e-3 / 2.0)
+def test_value_is_saving_per_second_of_compiling() -> None:
+    assert worth(Expected(saving_s=1e-3, compile_s=2.0), 3) == pytest.approx(3e-3 / 2.0)
     line = RooflineEstimator()
     facts = Facts("contract", units.work_of(parse(MIXED), {"s0": 4}), 1.7e-3, 1e-3)
     assert line(facts).saving_s == pytest.approx(1e-3)
@@ -157,15 +155,6 @@ def test_value_is_saving_times_demand_less_the_cost() -> None:
     for _ in range(50):
         line.learn("contract", 0.5)
     assert before < line(facts).compile_s == pytest.approx(0.5, rel=0.01)
-
-
-def test_what_costs_more_than_it_saves_is_not_compiled() -> None:
-    asked = Scripted()
-    done = compiled(layers(3), asked, demand=Demand(calls_per_s=0.001, horizon_s=1.0))
-    assert not asked.units and done.graph.counts["not_worth"] == 1
-    assert any("costs more than it saves" in n for n in done.graph.said())
-    compiled(layers(3), asked, demand=Demand(calls_per_s=1e6, horizon_s=100.0))
-    assert len(asked.units) == 1
 
 
 def test_a_cut_is_one_decision_for_all_uses_and_part_of_the_history() -> None:

@@ -10,9 +10,9 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.partition.change import Diff
 
 COUNTED = ("compiled", "deduplicated", "replaced", "refused", "splits", "fusions", "fusions_tried", "fusions_refused",
-           "not_worth", "failed", "dispatched")
+           "failed", "dispatched")
 """What is counted per graph: units with a kernel, uses beyond the first, units asked for anew because calls changed, units
-without a kernel, cuts, pairs that became one kernel, pairs tried, pairs that stay apart, units that cost more than they save,
+without a kernel, cuts, pairs that became one kernel, pairs tried, pairs that stay apart,
 units that failed outright, units with several kernels for several sizes."""
 _lock = threading.Lock()
 _totals: Counter[str] = Counter()

@@ -186,7 +186,7 @@ class Compilation:
         expected = self.estimate(unit.facts)
         if unit.promised_us:
             expected = Expected(unit.promised_us * 1e-6 * self.trust.trust(pairs.arm(unit)), expected.compile_s)
-        return worth(expected, len(unit.uses), self.demand)
+        return worth(expected, len(unit.uses))
 
     def waiting(self) -> list[Unit]:
         """What has not begun, the most valuable first."""
@@ -204,9 +204,6 @@ class Compilation:
                 self.graph.counts["not_measured"] += 1
                 why = f"{unit.ops} stay two kernels: no time is left for measuring what they would be as one"
                 self.graph.leave_to_library(unit, why)
-            elif self._value(unit) < 0:
-                self.graph.counts["not_worth"] += 1
-                self.graph.leave_to_library(unit, f"{unit.ops} stays with the library: compiling it costs more than it saves")
             elif unit.state is UnitState.WAITING:
                 self._send(unit)
 

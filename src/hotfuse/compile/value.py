@@ -71,10 +71,8 @@ Estimator = Callable[[Facts], Expected]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How much a graph is used: calls per second, and for how long that may be counted on; the library's time per call if known."""
+    """What a graph is compiled for: the library's time per call if known, what is to be tried, and what calls bring."""
 
-    calls_per_s: float | None = None
-    horizon_s: float = 60.0
     library_us: float | None = None
     strategies: tuple[str, ...] = ()
     """Candidates that are to be tried alone: what they are worth against a bottleneck is to be found out."""
@@ -89,7 +87,7 @@ class Demand:
 GENERATE = "generated device kernels"
 """The strategy that asks for kernels generated for a device, where library kernels already serve as recordings."""
 ANY_DEMAND = Demand()
-"""Nobody knows how often the graph is called."""
+"""Nothing is known of its calls."""
 
 
 @dataclass(slots=True)
@@ -126,9 +124,6 @@ class Learned(RooflineEstimator):
         return Expected(saving if math.isfinite(saving) and saving > 0 else 0.0, plain.compile_s)
 
 
-def worth(expected: Expected, uses: int, demand: Demand) -> float:
-    """The value in seconds where the demand is known, else seconds saved per second of compiling."""
-    saved = expected.saving_s * uses
-    if demand.calls_per_s is None:
-        return saved / max(expected.compile_s, 1e-3)
-    return saved * demand.calls_per_s * demand.horizon_s - expected.compile_s
+def worth(expected: Expected, uses: int) -> float:
+    """Seconds saved per call and second of compiling."""
+    return expected.saving_s * uses / max(expected.compile_s, 1e-3)
