@@ -6,11 +6,12 @@ import itertools
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import row_cache as books
 from hotfuse.hpm.compiled import columns as native
