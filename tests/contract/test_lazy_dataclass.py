@@ -121,6 +121,28 @@ def test_inherited_fields() -> None:
     assert More(1) == More(1, 2) and More(1) != Base(1) and len({More(1), More(1), Base(1)}) == 2
 
 
+def test_frozen_classes_are_derived_from_frozen_ones_alone() -> None:
+    @lazy_dataclass.dataclass(frozen=True, slots=True)
+    class Base:
+        """Of one field."""
+
+        a: int
+
+    @dataclasses.dataclass(frozen=True)
+    class More(Base):
+        """The standard library's own."""
+
+        b: int = 2
+
+    assert More(1) == More(1, 2) and repr(More(1)).endswith("More(a=1, b=2)")
+    for decorate in (lazy_dataclass.dataclass, dataclasses.dataclass):
+        with pytest.raises(TypeError, match="cannot inherit non-frozen"):
+            decorate(slots=True)(type("Free", (Base,), {"__annotations__": {"c": int}}))
+        with pytest.raises(TypeError, match="cannot inherit frozen"):
+            free = lazy_dataclass.dataclass(type("Free", (), {"__annotations__": {"c": int}}))
+            decorate(frozen=True)(type("Frozen", (free,), {"__annotations__": {"d": int}}))
+
+
 def test_pickled() -> None:
     made: Any = pickle.loads(pickle.dumps(Lazy(4)))  # type: ignore[call-arg]
     assert made == Lazy(4) and made.a == 4  # type: ignore[call-arg]

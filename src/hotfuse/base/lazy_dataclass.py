@@ -40,7 +40,10 @@ def _made(cls: type[Any], *, frozen: bool, slots: bool, eq: bool, weakref_slot: 
         wanted += [n for n in ("__eq__",) if n not in own]
         if frozen and not says_hash:
             wanted.append("__hash__")
-    found: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, weakref_slot=weakref_slot)(cls)
+    derived = any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])  # then it is checked that all or none are frozen
+    asked = {"init": False, "repr": False, "eq": False, "slots": slots, "weakref_slot": weakref_slot}
+    found: Any = dataclasses.dataclass(**asked, frozen=frozen and derived)(cls)
+    found.__dataclass_params__.frozen = frozen
     for name in wanted:
         setattr(found, name, _deferred(found, name, frozen=frozen, slots=slots))
     if eq and not frozen and not says_hash:
