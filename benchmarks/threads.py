@@ -1,10 +1,11 @@
 """Whole models by number of threads: Hotfuse over the best of eager and ONNX Runtime, and how well each scales.
 
-    python -m benchmarks.threads [--threads 1 2 4 8 16] [--models bert-b1 ...] [--seconds S] [--rounds N] [--json]
+    python -m benchmarks.threads [--threads 1 2 4 8 16] [--models bert-b1 ...] [--seconds S] [--rounds N] [--every S] [--json]
 
 BERT-base (batches of 1 and 8, 128 tokens), ResNet-50 and ViT-base with random weights, and the text detector and recognizer of the
 zoo where their files can be had. Every model and number of threads has a process of its own; contenders take turns round by
-round after a rest. Hotfuse serves calls with pauses until its best tier serves, or its part of `--seconds` is over.
+round after a rest. Hotfuse serves calls with pauses until its best tier serves, or its part of `--seconds` is over. With `--every`
+it serves them back to back for all of that, and a line on stderr says every so many seconds what calls took.
 
 The table has, per model and number of threads: milliseconds of each (medians over rounds), the ratio (median over rounds of the
 best peer's time over ours, so over 1 means that Hotfuse is faster), and parallel efficiency: the time on one thread over threads
@@ -68,7 +69,21 @@ MODELS: Mapping[str, Callable[[], ZooModel]] = {
 }  # fmt: skip
 
 
-def _ours(model: ZooModel, inputs: Mapping[str, Any], until: float) -> tuple[Callable[[], Any], Any]:
+def _back_to_back(call: Callable[[], Any], served: Any, until: float, every: float) -> None:
+    """Call without a pause, and tell what calls took meanwhile."""
+    begin = time.monotonic()
+    told, took = begin, list[float]()
+    while (now := time.monotonic()) < until:
+        call()
+        took.append((time.monotonic() - now) * 1e3)
+        if now - told > every:
+            line = f"{now - begin:5.1f} s: median {statistics.median(took):.1f}, most {max(took):.1f} ms"
+            print(f"  {line} {served.stats()['calls_per_tier']}", file=sys.stderr, flush=True)
+            told, took = now, []
+    served.wait(10.0)
+
+
+def _ours(model: ZooModel, inputs: Mapping[str, Any], until: float, every: float) -> tuple[Callable[[], Any], Any]:
     """A served model, after its best tier came or time is up."""
     if model.module is not None:
         served: Any = hotfuse.jit(model.module)
@@ -76,6 +91,8 @@ def _ours(model: ZooModel, inputs: Mapping[str, Any], until: float) -> tuple[Cal
     else:
         served = hotfuse.InferenceSession(str(model.path))
         call = lambda: served.run(None, dict(inputs))  # noqa: E731
+    if every:
+        _back_to_back(call, served, until, every)
     while time.monotonic() < until:
         for _ in range(5):
             call()
@@ -86,14 +103,14 @@ def _ours(model: ZooModel, inputs: Mapping[str, Any], until: float) -> tuple[Cal
     return call, served
 
 
-def measured(name: str, threads: int, seconds: float, rounds: int) -> Row:
+def measured(name: str, threads: int, seconds: float, rounds: int, every: float) -> Row:
     """One cell, in this process."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = MODELS[name]()
     inputs = model.inputs(0, model.timed)
     with torch.inference_mode():
-        ours, served = _ours(model, inputs, time.monotonic() + seconds)
+        ours, served = _ours(model, inputs, time.monotonic() + seconds, every)
         calls, absent = {OURS: ours}, dict[str, str]()
         for peer in ("eager", "ort"):
             try:
@@ -155,20 +172,23 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(DEFAULT))
     parser.add_argument("--seconds", type=float, default=600.0, help="for everything; each cell has its part")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--every", type=float, default=0.0, help="serve back to back, and tell what calls took so often")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--cell", nargs=2, help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.cell:
-        print(json.dumps(measured(o.cell[0], int(o.cell[1]), o.seconds, o.rounds)))
+        print(json.dumps(measured(o.cell[0], int(o.cell[1]), o.seconds, o.rounds, o.every)))
         return
     each, rows = o.seconds / (len(o.models) * len(o.threads)), list[Row]()
     for model in o.models:
         for n in o.threads:
             asked = [sys.executable, "-m", "benchmarks.threads", "--cell", model, str(n), "--seconds", str(0.6 * each),
-                     "--rounds", str(o.rounds)]  # fmt: skip
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=each + 300, check=False)
+                     "--rounds", str(o.rounds), "--every", str(o.every)]  # fmt: skip
+            done = subprocess.run(asked, stdout=subprocess.PIPE, text=True, timeout=each + 300, check=False,
+                                  stderr=None if o.every else subprocess.PIPE)  # fmt: skip
             if done.returncode:
-                print(f"{model}, {n} threads: {(done.stderr.strip().splitlines() or ['no answer'])[-1][:200]}", file=sys.stderr)
+                said = (done.stderr or "").strip().splitlines() or ["no answer"]
+                print(f"{model}, {n} threads: {said[-1][:200]}", file=sys.stderr)
                 continue
             rows.append(summary(json.loads(done.stdout.strip().splitlines()[-1])))
             ms = ", ".join(f"{n} {t:.2f}" for n, t in rows[-1]["ms"].items())

@@ -308,6 +308,17 @@ def test_a_long_run_that_is_crowded_tries_one_thread_rarely() -> None:
     assert [calls.call() for _ in range(alone.RETRY)].count(1) == 1, "half again as slow as alone on the machine, still the best"
 
 
+def test_a_long_run_that_was_held_up_for_a_moment_has_its_team_again_at_once() -> None:
+    """One call took a little longer than one thread does: that is tried once, and no eight calls stay on it."""
+    calls = Paced(serial_ns=580_000_000, team_ns=300_000_000, wake_ns=0)
+    for _ in range(5):
+        calls.call()
+    calls.team_ns = 600_000_000
+    calls.call()
+    calls.team_ns = 300_000_000
+    assert [calls.call() for _ in range(60)].count(1) <= 2
+
+
 def test_what_was_learned_of_a_team_can_be_forgotten() -> None:
     calls = Paced(serial_ns=200_000, team_ns=120_000, wake_ns=4_000_000)
     for _ in range(50):

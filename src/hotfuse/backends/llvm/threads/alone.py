@@ -40,7 +40,10 @@ RETRY = 128
 LONG_NS = 16_000_000
 """Four times the longest waking that was seen: two threads save more than that by then."""
 TEAM_AGAIN = 8
-"""Calls that a long run stays on one thread for before it tries its team again: cores may be free by then."""
+"""Calls that a long run stays on one thread for at most before it tries its team again: cores may be free by then."""
+TRY_COSTS = 16
+"""The part of the time, one in so many, that such a try may cost; what took hardly longer than one thread is tried in the next
+call, since the moment that held it up may be over, and every call on one thread costs all that a team saves."""
 CROWDED = (5, 4)
 """A team that takes more than this ratio of its least time shares its cores with somebody."""
 
@@ -112,7 +115,11 @@ both:
   %quarter = lshr i64 %call, 2
   %soon = add i64 %quarter, 2
   %sooner = call i64 @llvm.smin.i64(i64 %rarely, i64 %soon)
-  %again = call i64 @llvm.smin.i64(i64 %sooner, i64 {TEAM_AGAIN})
+  %gap = sub i64 %slow, %quick
+  %gaps = mul i64 %gap, {TRY_COSTS}
+  %paid.after = sdiv i64 %gaps, %quick
+  %paid = call i64 @llvm.smax.i64(i64 %paid.after, i64 1)
+  %again = call i64 @llvm.smin.i64(i64 %paid, i64 {TEAM_AGAIN})
   %when.long = select i1 %better, i64 %again, i64 %rarely
   %interval = select i1 %long, i64 %when.long, i64 %sooner
   %tried.at = getelementptr i64, ptr %calls.at, i64 1
