@@ -15,6 +15,7 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.group import glue
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.host import host_core
+from hotfuse.compile.variants.skips import Skips
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.codec import from_json, to_json
@@ -323,3 +324,11 @@ def test_such_a_loop_has_one_round(change: dict[str, Any]) -> None:
     assert isinstance(loop, Loop)
     with pytest.raises(InternalError, match="invariant 16"):
         verify(replace(kernel, body=(replace(loop, **change),)))
+
+
+def test_what_a_side_saves_is_what_it_may_lose_on_data_without_zeros() -> None:
+    """Units are tried on data that have none: a product for calls with zeros would stay with the library by a hair."""
+    points = ((0, 100.0, 120.0), (500, 100.0, 60.0), (950, 100.0, 20.0))
+    assert Skips(100, 100, points).saved_us == 40.0
+    assert Skips(900, 900, ((500, 100.0, 130.0), (950, 100.0, 90.0))).saved_us == 0.0
+    assert Skips(900, 900, ()).saved_us == 0.0

@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.sparse import BAND, PART
 from hotfuse.lower.cpu.tiling import Core
-from hotfuse.lower.run.kernel_state import NEVER, WHOLE
+from hotfuse.lower.run.kernel_state import NEVER, ROWS_TOGETHER, WHOLE
 from tests.contract.lowering import group_of
 from tests.contract.test_skipping import Native, interpreted, weights
 
@@ -17,10 +18,10 @@ K, N = 75, 52
 CORES = (Core(16, 32), Core(8, 16, threads=2))
 
 
-def zeros(rows: int, share: float, seed: int = 0, *, channels: bool = False) -> torch.Tensor:
+def zeros(rows: int, share: float, seed: int = 0, *, channels: bool = False, k: int = K) -> torch.Tensor:
     g = torch.Generator().manual_seed(seed)
-    kept = torch.rand(1 if channels else rows, K, generator=g) >= share
-    return torch.randn(rows, K, generator=g) * kept
+    kept = torch.rand(1 if channels else rows, k, generator=g) >= share
+    return torch.randn(rows, k, generator=g) * kept
 
 
 def exact(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -32,7 +33,7 @@ def exact(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_both_sides_are_right_whatever_is_zero(rows: int, core: Core) -> None:
     w, b = weights(N, K)
     group = group_of(lambda x: torch.relu(F.linear(x, w, b)), [zeros(rows, 0)], constants=True)
-    made = lower_contraction(group.graph, core, sparse=4)
+    made = lower_contraction(group.graph, core, sparse=ROWS_TOGETHER)
     native = Native(made, group)
     for share in (0.0, 0.5, 0.95, 1.0):
         for channels in (False, True):
@@ -42,10 +43,26 @@ def test_both_sides_are_right_whatever_is_zero(rows: int, core: Core) -> None:
                 torch.testing.assert_close(got.double(), exact(x, w, b), rtol=0, atol=3e-5)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("k", [PART, 2 * PART + 76])
+def test_parts_of_k_and_bands_of_rows(k: int, dynamic: bool) -> None:
+    """Sums of more rows than are kept at once, over parts of K of which the last is short, and some without anything in them."""
+    w, b = weights(N, k)
+    rows = BAND + 7
+    group = group_of(lambda x: torch.relu(F.linear(x, w, b)), [zeros(rows, 0, k=k)], dynamic, constants=True)
+    native = Native(lower_contraction(group.graph, CORES[1], sparse=ROWS_TOGETHER), group)
+    for many in (rows, 2 * BAND, 1) if dynamic else (rows,):
+        x = zeros(many, 0.9, k=k)
+        x[: many // 2, :PART] = 0
+        (got,) = native.at(0, x)
+        assert native.dial.skipped
+        torch.testing.assert_close(got.double(), exact(x, w, b), rtol=0, atol=2e-4)
+
+
 def test_the_interpreter_says_the_same() -> None:
     w, b = weights(N, K)
     group = group_of(lambda x: torch.relu(F.linear(x, w, b)), [zeros(6, 0)], constants=True)
-    made = lower_contraction(group.graph, CORES[0], sparse=4)
+    made = lower_contraction(group.graph, CORES[0], sparse=ROWS_TOGETHER)
     for limit, skipped in ((0, 1), (NEVER, 0)):
         (got,), dial = interpreted(made, group, [zeros(6, 0.8)], limit)
         torch.testing.assert_close(got.double(), exact(zeros(6, 0.8), w, b), rtol=0, atol=3e-5)
@@ -55,7 +72,7 @@ def test_the_interpreter_says_the_same() -> None:
 def test_the_share_of_steps_decides() -> None:
     w, b = weights(N, K)
     group = group_of(lambda x: torch.relu(F.linear(x, w, b)), [zeros(8, 0)], constants=True)
-    native = Native(lower_contraction(group.graph, CORES[0], sparse=4), group)
+    native = Native(lower_contraction(group.graph, CORES[0], sparse=ROWS_TOGETHER), group)
     dead = zeros(8, 0)
     dead[:, : K // 2] = 0  # 493 of 1,000 steps of both groups of rows
     native.at(450, dead)
@@ -63,7 +80,7 @@ def test_the_share_of_steps_decides() -> None:
     native.at(550, dead)
     assert (native.dial.skipped, native.dial.dense) == (1, 1)
     half = zeros(8, 0)
-    half[:4] = 0  # the first rows promise more than all keep
+    half[:ROWS_TOGETHER] = 0  # the first rows promise more than all keep
     native.at(550, half)
     assert (native.dial.skipped, native.dial.dense) == (1, 2)
 
@@ -71,7 +88,7 @@ def test_the_share_of_steps_decides() -> None:
 def test_what_is_not_zero_stays_and_zero_of_either_sign_goes() -> None:
     w, b = weights(N, K)
     group = group_of(lambda x: torch.relu(F.linear(x, w, b)), [zeros(5, 0)], constants=True)
-    native = Native(lower_contraction(group.graph, CORES[0], sparse=4), group)
+    native = Native(lower_contraction(group.graph, CORES[0], sparse=ROWS_TOGETHER), group)
     x = zeros(5, 0.9)
     x[x == 0] = -0.0
     x[0, 3], x[4, 7], x[2, 5] = torch.nan, torch.inf, 1e-45
@@ -87,7 +104,7 @@ def test_rows_that_a_call_tells_and_batches(shape: tuple[int, ...]) -> None:
     group = group_of(lambda x: torch.relu(F.linear(x, w, b)), [sample], len(shape) == 2, constants=True)
     if len(shape) == 3:
         group = group_of(lambda x: torch.relu(F.linear(x, w, b)), [zeros(10, 0).reshape(shape)], constants=True)
-    native = Native(lower_contraction(group.graph, CORES[0], sparse=4), group)
+    native = Native(lower_contraction(group.graph, CORES[0], sparse=ROWS_TOGETHER), group)
     x = zeros(max(1, torch.Size(shape[:-1]).numel()), 0.7)[: torch.Size(shape[:-1]).numel()].reshape(shape)
     for limit in (0, NEVER):
         (got,) = native.at(limit, x)
@@ -98,4 +115,4 @@ def test_rows_that_are_computed_on_the_way_are_not_looked_at() -> None:
     w, _ = weights(N, K)
     group = group_of(lambda x: F.linear(torch.relu(x), w), [zeros(6, 0)], constants=True)
     with pytest.raises(CannotLower, match="as they lie"):
-        lower_contraction(group.graph, CORES[0], sparse=4)
+        lower_contraction(group.graph, CORES[0], sparse=ROWS_TOGETHER)

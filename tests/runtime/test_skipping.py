@@ -172,7 +172,7 @@ def test_zeros_within_rows_are_left_out_too(traffic: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "because"),
     [
-        (None, "0.0% of a product's rows are zero at most, and 0.0% of the steps of 4 rows"),
+        (None, "0.0% of a product's rows are zero at most, and 0.0% of the steps of 2 rows"),
         (float("inf"), "no product has finite constant weights"),
         (float("nan"), "no product has finite constant weights"),
     ],

@@ -24,6 +24,11 @@ class Skips:
     """(share, microseconds with all rows, and without those of zeros)."""
     what: str = SKIP
 
+    @property
+    def saved_us(self) -> float:
+        """What leaving zeros out saves where half of all is zero: by so much it may lose on data that have none, and race."""
+        return max(0.0, next((dense - skipping for share, dense, skipping in self.points if share == 500), 0.0))
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {"what": self.what, "limit": self.limit, "predicted": self.predicted, "points": [list(p) for p in self.points]}

@@ -13,7 +13,7 @@ LIMIT, SKIPPED, DENSE = range(3)
 """What the words of a dial are: the limit, and how often rows were skipped and were not."""
 WHOLE, NEVER = 1000, 1001
 """All rows, in thousandths; and the limit that no call reaches, at which rows are not even looked at."""
-ROWS_TOGETHER = 4
+ROWS_TOGETHER = 2
 """Rows that leave out the steps of K at which all of them are zero (`lower.cpu.gemm.sparse`): zeros of a ReLU lie at places of
 their own in every row, and the more rows have to agree, the fewer steps are left out."""
 

@@ -3,14 +3,17 @@
     limit = dial[0]                             from which share of such steps on this pays, in thousandths; beyond 1000: never
     for every few rows: steps at which any of them is not zero, as a list      the first rows tell whether others are looked at
     if enough steps are left out:
-      parallel panel: for every few rows: for k in their list: acc = mma(acc, A[rows, k], B[panel, k, :])
+      parallel panel: for every part of K: for every few rows:
+        for k in their list of that part: acc = mma(acc, A[rows, k], B[panel, k, :])
     else:
       the product as it always is
 
 A ReLU leaves zeros at places of their own in every row: with few rows side by side many steps are left out, with many rows a
 number of B is used more often. Channels that are zero in all rows are left out either way. A and B are read where they lie, by the
-numbers in the list. Zeros of either sign count, NaN does not; weights must be finite. The limit and both counters are the words
-of `lower.cpu.gemm.skipping`.
+numbers in the list. Lists are of parts of K, so that what rows read of a panel in turns stays in a near cache, and the next part is
+fetched meanwhile: read from end to end for every few rows, it came from afar each time, and that was what the product took.
+Zeros of either sign count, NaN does not; weights must be finite. The limit and both counters are the words of
+`lower.cpu.gemm.skipping`.
 """
 
 from __future__ import annotations
@@ -21,12 +24,19 @@ from dataclasses import field, replace
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr
-from hotfuse.ir.types import DType
+from hotfuse.ir.types import DType, bits
 from hotfuse.lower.cpu.gemm.gemm import Finish, FinishedTile, Product, let, sums
 from hotfuse.lower.cpu.gemm.lhs import Left
 from hotfuse.lower.run.kernel_state import LIMIT, NEVER, ROWS_TOGETHER, WHOLE
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
+
+_LINE = 64
+"""Bytes of a cache line."""
+PART = 512
+"""Steps of K in a part: 64 columns of so many are 128 KiB, which a second-level cache holds beside the part that is fetched."""
+BAND = 64
+"""Rows whose sums are kept while the parts of K go by."""
 
 
 @dataclass(slots=True)
@@ -44,15 +54,23 @@ class ActiveSteps:
     groups: Dim = field(init=False)
     _steps: Buffer = field(init=False)
     _counts: Buffer = field(init=False)
+    """Of each group, in all parts."""
+    _in_part: Buffer = field(init=False)
     _total: Buffer = field(init=False)
 
     def __post_init__(self) -> None:
         b = self.b
         self.groups = expr("max", 1, expr("ceildiv", self.m, self.rows))
         self.dial = b.state("dial", 3)
-        self._steps = b.shared("steps", DType.I32, (self.groups, self.k))
+        self._steps = b.shared("steps", DType.I32, (self.groups, self.parts, PART))
+        self._in_part = b.shared("in_part", DType.I64, (self.groups, self.parts))
         self._counts = b.shared("counts", DType.I64, (self.groups,))
         self._total = b.shared("total", DType.I64, (1,))
+
+    @property
+    def parts(self) -> int:
+        """Of K."""
+        return -(-self.k // PART)
 
     @contextlib.contextmanager
     def counted(self) -> Generator[Dim]:
@@ -86,40 +104,68 @@ class ActiveSteps:
             x = self.left.read(first, c.var, shape, valid=(exist, None if k % self.lanes == 0 else remaining(k, c.var)))
             some = b.reduce("any", b.map("ne", x, b.fill(0, x.type.dtype, shape)), 0)
             b.store(flags, (c.var,), b.reshape(b.cast(some, DType.I32), (self.lanes,)))
-        with b.loop("k", 0, k, carry=[b.fill(0, DType.I32)]) as at:
-            (before,) = at.carried
-            b.scatter(self._steps, (group, 0), before, b.cast(b.index(at.var), DType.I32), dim=1)
-            at.yields(b.map("add", before, b.load(flags, (at.var,))))
-        b.store(self._counts, (group,), b.cast(at.outs[0], DType.I64))
+        with b.loop("part", 0, self.parts, carry=[b.fill(0, DType.I64)]) as part:
+            end = expr("min", k, expr("*", expr("+", part.var, 1), PART))
+            with b.loop("k", expr("*", part.var, PART), end, carry=[b.fill(0, DType.I32)]) as at:
+                (before,) = at.carried
+                b.scatter(self._steps, (group, part.var, 0), before, b.cast(b.index(at.var), DType.I32), dim=2)
+                at.yields(b.map("add", before, b.load(flags, (at.var,))))
+            here = b.cast(at.outs[0], DType.I64)
+            b.store(self._in_part, (group, part.var), here)
+            part.yields(b.map("add", part.carried[0], here))
+        b.store(self._counts, (group,), part.outs[0])
 
     def product(self, p: Product, finish: Finish) -> None:
         """The loops over what is left."""
-        b, t = self.b, p.tiling
-        scratch = b.scratch("few_sums", p.acc, (self.rows, t.nr))
+        b, t, band = self.b, p.tiling, BAND // self.rows
+        scratch = b.scratch("few_sums", p.acc, (BAND, t.nr))
         with contextlib.ExitStack() as scope:
             panel = scope.enter_context(b.parallel("panel", p.panels)).var
-            group = scope.enter_context(b.loop("g", 0, self.groups)).var
-            kept = scope.enter_context(b.given("kept", self._counts, (group,), 0, self.k + 1))
-            row = scope.enter_context(let(b, "row", expr("*", group, self.rows)))
-            height = scope.enter_context(let(b, "height", expr("max", 0, expr("min", self.rows, remaining(self.m, row)))))
-            some = replace(p, lhs=lambda row, k, rows: self._left(group, row, k, rows), b=lambda k: self._right(p, group, panel, k),
-                           k=kept, prepare=None)  # fmt: skip
-            for h in range(self.rows, 0, -1):
-                with b.when(expr("==", height, h)) if height != h else contextlib.nullcontext():
-                    b.store(scratch, (0, 0), sums(b, some, h, row, panel))
-                if height == h:
-                    break
+            first = scope.enter_context(b.loop("band", 0, self.groups, band)).var
+            here = scope.enter_context(let(b, "here", expr("max", 0, expr("min", band, remaining(self.groups, first)))))
+            with b.loop("r", 0, expr("*", here, self.rows)) as r:
+                b.store(scratch, (r.var, 0), b.fill(0, p.acc, (1, t.nr)))
+            with b.loop("part", 0, self.parts) as part, b.loop("g", 0, here) as g:
+                self._add(p, scratch, panel, part.var, g.var, expr("+", first, g.var))
+            row = scope.enter_context(let(b, "row", expr("*", first, self.rows)))
+            height = expr("max", 0, expr("min", BAND, remaining(self.m, row)))
             finish(FinishedTile(b, scratch, t.nr, height, row, panel))
 
-    def _left(self, group: Dim, row: Dim, k: Dim, rows: int) -> Tile:
-        """Rows of A at a step of the list."""
-        return self.left.at(row, self.b.load(self._steps, (group, k)), rows)
+    def _add(self, p: Product, scratch: Buffer, panel: Dim, part: Dim, place: Dim, group: Dim) -> None:
+        """What a part of K adds to the sums of a few rows, which are at a place of their own."""
+        b = self.b
+        with contextlib.ExitStack() as scope:
+            kept = scope.enter_context(b.given("kept", self._in_part, (group, part), 0, PART + 1))
+            row = scope.enter_context(let(b, "row", expr("*", group, self.rows)))
+            height = scope.enter_context(let(b, "height", expr("max", 0, expr("min", self.rows, remaining(self.m, row)))))
+            self._fetch_next(p, panel, part, place)
+            some = replace(p, lhs=lambda row, k, rows: self._left(group, part, row, k, rows),
+                           b=lambda k: self._right(p, group, part, panel, k), k=kept, prepare=None)  # fmt: skip
+            for h in range(self.rows, 0, -1):
+                with b.when(expr("==", height, h)) if height != h else contextlib.nullcontext():
+                    at = (expr("*", place, self.rows), 0)
+                    b.store(scratch, at, b.map("add", sums(b, some, h, row, panel), b.load(scratch, at, (h, p.tiling.nr))))
+                if height == h:
+                    break
 
-    def _right(self, p: Product, group: Dim, panel: Dim, k: Dim) -> Tile:
+    def _fetch_next(self, p: Product, panel: Dim, part: Dim, place: Dim) -> None:
+        """A group's share of the next part's lines: of many rows one needs each, and lists tell no processor where to go on."""
+        b, each = self.b, PART * self.rows // BAND
+        assert isinstance(p.b, Buffer)
+        first = expr("+", expr("*", expr("+", part, 1), PART), expr("*", place, each))
+        with b.loop("next", first, expr("+", first, each)) as step:
+            for column in range(0, p.tiling.nr, _LINE * 8 // bits(p.b.dtype)):
+                b.prefetch(p.b, (panel, step.var, column), level=2)
+
+    def _left(self, group: Dim, part: Dim, row: Dim, k: Dim, rows: int) -> Tile:
+        """Rows of A at a step of the list."""
+        return self.left.at(row, self.b.load(self._steps, (group, part, k)), rows)
+
+    def _right(self, p: Product, group: Dim, part: Dim, panel: Dim, k: Dim) -> Tile:
         """The row of a panel at a step of the list."""
         b = self.b
         assert isinstance(p.b, Buffer)
-        found = b.gather(p.b, (panel, 0, 0), b.load(self._steps, (group, k)), (1, p.tiling.nr), dim=1)
+        found = b.gather(p.b, (panel, 0, 0), b.load(self._steps, (group, part, k)), (1, p.tiling.nr), dim=1)
         return b.cast(found, p.acc)
 
     def tell(self, word: int) -> None:
