@@ -254,3 +254,14 @@ def test_bounded_attention_is_packed_attention(dtype: torch.dtype) -> None:
     one = torch.arange(5)
     got = torch.ops.hotfuse.bounded_packed_attention(q[:4], k, v, one, offsets, None, 7, True)
     torch.testing.assert_close(got, hotfuse.packed_attention(q[:4], k, v, one, offsets, causal=True))
+
+
+def test_first_calls_of_many_capacities_share_the_room_that_kept_calls_fit_in() -> None:
+    """Each would have two calls kernel by kernel otherwise, which lost the race of a packed plan before any was recorded."""
+    packer, _ = packed(PaddedEncoder(pools="last"))
+    run = DevicePackedRun(
+        DevicePacker(packer), 1.0, lambda *_: ("asked",), Counting([]), lambda *_: ("padded",), usual=1088  # type: ignore[arg-type]
+    )
+    assert [run.usual_room(n) for n in (1024, 1088, 992, 1056)] == [1088] * 4
+    assert [run.usual_room(n) for n in (1152, 896)] == [1152, 896]  # too small, too far
+    assert run.used[1088] == 4

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hotfuse import Settings
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
+from hotfuse.compile.device.trial import DeviceTrial
 from hotfuse.compile.device.tuning import LIBRARY, MOST_OTHERS, Choice, alternatives, descended
 
 
@@ -59,3 +60,8 @@ def test_what_won_is_known_to_the_next_process_on_such_a_device(tmp_path: Path) 
     nowhere = remembered_kernels("a graph", "H200 90", Settings(capture="inline"), tf32=False)
     nowhere.keep({"group 1": STAYS})
     assert not remembered_kernels("a graph", "H200 90", Settings(capture="inline"), tf32=False).tilings
+
+
+def test_what_a_chosen_kernel_took_is_its_own_or_the_librarys() -> None:
+    found = DeviceTrial(9.0, (4.0, None, 3.0))
+    assert [found.chosen_us(i) for i in (0, 2, 1, -1)] == [4.0, 3.0, 9.0, 9.0]

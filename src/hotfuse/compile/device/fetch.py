@@ -33,6 +33,7 @@ from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
+from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import BEFORE_CALLS, DeviceTrial, Differ, tried
@@ -134,7 +135,12 @@ def generate(
         return made
     try:
         other = _Generation(job, folded=True, before=plain.units)
-        return _faster(made, plain, other.plan(), other)
+        other.compile_and_try()
+        if (alone := other.alone_us()) >= (own := plain.alone_us()):  # nothing as a whole would make up for that
+            plain.keep({NORMS: STAYS})
+            said = f"{alone:.1f} us of kernels by themselves where products take them in, {own:.1f} with kernels of their own"
+            return _noted(made, f"layer norms: {said}")
+        return _faster(made, plain, other.assembled(), other)
     except HotfuseError as e:
         if stop():
             raise
@@ -154,7 +160,7 @@ def _faster(made: GeneratedPlan, plain: _Generation, folded: GeneratedPlan, othe
         plain.keep({**other.chosen(), NORMS: FOLDED})
         return _noted(folded, said)
     plain.keep({NORMS: STAYS})
-    return _noted(made, said)
+    return _noted(made, f"{said} ({folded.notes[0]})")
 
 
 def _noted(made: GeneratedPlan, note: str) -> GeneratedPlan:
@@ -209,6 +215,11 @@ class _Generation:
 
     def plan(self) -> GeneratedPlan:
         """Compile, try, put together."""
+        self.compile_and_try()
+        return self.assembled()
+
+    def compile_and_try(self) -> None:
+        """All groups, in workers and on the device."""
         for part in self.parts:
             self._request(part)
         while (waiting := [p for p in self.parts if p.key and self._pending(p)]) and time.monotonic() < self.until:
@@ -218,7 +229,17 @@ class _Generation:
                 self._absorb(part)
             time.sleep(DONE_S)
         self._trials()
-        return self._assembled()
+
+    def alone_us(self) -> float:
+        """What the kernels of all groups took by themselves, where they were tried; infinite where a group that takes norms in could
+        not be."""
+        total = 0.0
+        for unit in (self.units[p.key] for p in self.parts if p.key in self.units):
+            if unit.trial is not None:
+                total += unit.trial.chosen_us(unit.chosen)
+            elif any(packet(n.op) in FOLDED_OPS for n in unit.graph.nodes):
+                return float("inf")
+        return total
 
     # -- compiling
 
@@ -441,7 +462,8 @@ class _Generation:
         run, source = flat_function(outline, lambda n: (runs[n.op], True) if n.op in runs else meaning(n), self.weights)
         return run, source, kernels, len(runs), len(nodes) - len(runs)
 
-    def _assembled(self) -> GeneratedPlan:
+    def assembled(self) -> GeneratedPlan:
+        """One function of the kernels that won, after exchanges in the whole plan; raises InternalError where none did."""
         units = self.units.values()
         if all(u.kernel is None for u in units):
             raise InternalError("no generated kernel beat the library's on the device", because="; ".join(self._stays())[:500])

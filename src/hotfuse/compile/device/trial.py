@@ -51,6 +51,11 @@ class DeviceTrial:
     wrong: str = ""
     """How, of the first of these."""
 
+    def chosen_us(self, chosen: int) -> float:
+        """What a kernel took, by its number; a negative one is the library's."""
+        found = self.us[chosen] if chosen >= 0 else None
+        return self.library_us if found is None else found
+
     @property
     def best(self) -> int:
         """The fastest right kernel; -1 where there is none."""

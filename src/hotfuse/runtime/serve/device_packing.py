@@ -163,6 +163,9 @@ class DevicePackedRun:
     padded: Run
     generated: int = 0
     """The room that kernels were generated for; 0: none."""
+    usual: int = 0
+    """The room that kept calls fit in: first calls share it, or each of many capacities would have two calls kernel by kernel, and
+    a race would be lost before any of them is recorded."""
     rooms: dict[torch.device, torch.Tensor] = field(default_factory=dict[torch.device, torch.Tensor])
     calls: int = 0
     """Packed ones."""
@@ -255,7 +258,8 @@ class DevicePackedRun:
             rows = self.generated
         elif used[rows] < TO_RECORD:
             larger = [n for n, times in used.items() if rows < n <= rows + rows // ROOM_SLACK and times >= TO_RECORD]
-            rows = min(larger, default=rows)
+            first = self.usual if rows <= self.usual <= rows + rows // ROOM_SLACK else rows
+            rows = min(larger, default=first)
         if rows in used or len(used) < MOST_ROOMS:
             used[rows] += 1
         return rows

@@ -70,7 +70,7 @@ def device_packed_plan(
 
     limit = _paying_share(packer, packed, other.run, sample, usual)
     run = DevicePackedRun(asks, limit, _recorded(asks.facts, mask.device), _recorded(packed, mask.device), other.run,
-                          generated=room if by_room else 0)  # fmt: skip
+                          generated=room if by_room else 0, usual=room)  # fmt: skip
     return _plan(graph, packer, run, mean, [*pieces, other], notes)
 
 

@@ -71,8 +71,9 @@ from hotfuse.specialize.table import (
 )
 
 STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
-DEVICE_WARM_UPS = 2
-"""Rounds on a device before a plan replays: one runs kernel by kernel, one records."""
+DEVICE_WARM_UPS = 4
+"""Rounds of a race on a device that are not judged: a plan's first calls record what later ones replay, a packed plan's for
+more than one number of rows."""
 OWN_CODE = -1
 """The tier of the model's own code, where a race against it is remembered."""
 MACHINE = frozenset({"threads", "cores", "speed", "callers"})
