@@ -231,8 +231,8 @@ class _Generation:
         self._trials()
 
     def alone_us(self) -> float:
-        """What the kernels of all groups took by themselves, where they were tried; infinite where a group that takes norms in could
-        not be."""
+        """What the kernels of all groups took by themselves, where they were tried; infinite where a group that takes norms in
+        could not be."""
         total = 0.0
         for unit in (self.units[p.key] for p in self.parts if p.key in self.units):
             if unit.trial is not None:
