@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 
 _BINARY: dict[Any, str] = {np.add: "fadd", np.subtract: "fsub", np.multiply: "fmul", np.true_divide: "fdiv"}
 _COMPARED: dict[Any, str] = {
@@ -159,10 +161,10 @@ NUMBER, ARRAY = ArgumentKind.NUMBER, ArgumentKind.ARRAY
 class NativeFunction:
     """Native code that can be called, and lives as long as this."""
 
-    __slots__ = ("_call", "_engine")
+    __slots__ = ("_call", "_loaded")
 
-    def __init__(self, call: Callable[..., None], engine: Any) -> None:
-        self._call, self._engine = call, engine
+    def __init__(self, call: Callable[..., None], loaded: Loaded) -> None:
+        self._call, self._loaded = call, loaded
 
     def __call__(self, *args: int | npt.NDArray[Any]) -> None:
         """Run it."""
@@ -170,29 +172,23 @@ class NativeFunction:
 
 
 def function(
-    text: str, name: str, kinds: Sequence[ArgumentKind], effort: int = 2, *, holding: bool = False, pointer: str = "ptr"
+    text: str, name: str, kinds: Sequence[ArgumentKind], *, holding: bool = False, pointer: str = "ptr"
 ) -> NativeFunction:
     """A function of a module's text, which takes arguments of these kinds (addresses as `pointer`) and returns nothing.
 
     It runs without the interpreter lock, or `holding` it: then nobody changes what it reads. Asking an array where its numbers are
     takes longer than a short loop over them, so an entry in front of the function looks that up in the array itself.
     """
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=effort)
     word = data_word()
-    entered = text if word is None else text + _entry(name, kinds, word, pointer)
-    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(entered), machine)
-    engine.finalize_object()
+    entered, entry = (text, name) if word is None else (text + _entry(name, kinds, word, pointer), "entered")
+    loaded = load_object(helper_object(entered), [entry])
     prototype = ctypes.PYFUNCTYPE if holding else ctypes.CFUNCTYPE
     given: Any = ctypes.py_object if word is not None else ctypes.c_void_p
     made = prototype(None, *(given if k is ARRAY else ctypes.c_int64 for k in kinds))
     if word is not None:
-        return NativeFunction(made(engine.get_function_address("entered")), engine)
-    plain = made(engine.get_function_address(name))
-    return NativeFunction(lambda *args: plain(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in args)), engine)
+        return NativeFunction(made(loaded.address(entry)), loaded)
+    plain = made(loaded.address(entry))
+    return NativeFunction(lambda *args: plain(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in args)), loaded)
 
 
 def _entry(name: str, kinds: Sequence[ArgumentKind], word: int, pointer: str) -> str:
@@ -245,7 +241,7 @@ def compiled(width: int, formulas: Callable[[Read, Read], tuple[list[Any], list[
     of_doubles, of_singles = len(doubles), len(singles)
     taken = _leading_logs(trace, singles)
     logs, every = len(taken), [*doubles, *taken]
-    run = function(_code(trace, width, every, singles, logs), "rows", [ARRAY, NUMBER, ARRAY, ARRAY, ARRAY], 1)
+    run = function(_code(trace, width, every, singles, logs), "rows", [ARRAY, NUMBER, ARRAY, ARRAY, ARRAY])
 
     def rows(table: Matrix, given: Matrix) -> tuple[Matrix, npt.NDArray[np.float32]]:
         own = np.ascontiguousarray(table, np.float64)
