@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,12 @@ RACED = 40
 
 
 class OnCpu:
-    """Records by keeping the inputs, replays by running on them; the model sleeps, a replay does not."""
+    """Records by keeping the inputs, replays by running on them; the model sleeps, a replay does not.
+
+    With slots: the guard looks into plain objects that a model's code reads, and this one is no part of what the model means.
+    """
+
+    __slots__ = ("asleep", "bytes", "drained", "refuses", "spoils", "told")
 
     def __init__(self) -> None:
         self.asleep = False
@@ -34,6 +40,7 @@ class OnCpu:
         self.drained = 0
         self.bytes = 0
         self.spoils = 0.0
+        self.told: list[bool] = []
 
     def record(self, run: Any, inputs: Sequence[torch.Tensor]) -> Any:
         if self.refuses:
@@ -227,9 +234,11 @@ class Counts(Slow):
 
 
 class Appends(Slow):
+    """The guard looks into lists, not into other containers."""
+
     def __init__(self, device: OnCpu) -> None:
         super().__init__(device)
-        self.seen: list[int] = []
+        self.seen: list[int] | deque[int] = deque()
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
         self.seen.append(len(x))
@@ -275,6 +284,17 @@ def test_what_a_recording_would_leave_out_is_refused_once(cls: type[Slow], why: 
     assert whys(log, Action.REFUSE) == [why], list(map(str, log.decisions))
     assert run.counts["replays"] == 0 and run.counts["not_recordable"] == 1
     assert run.explain()["kinds"][0]["because"]
+
+
+def test_a_model_that_keeps_a_list_of_its_calls_is_left_alone() -> None:
+    device = OnCpu()
+    model = Appends(device)
+    model.seen = []
+    run, log = made(model, device)
+    for _ in range(40):
+        run(torch.randn(3, 4))
+    assert len(model.seen) == 40
+    assert run.counts["replays"] == 0 and Why.STATEFUL in whys(log, Action.REFUSE)
 
 
 def test_a_model_that_counts_its_calls_is_left_alone_and_counts_on() -> None:
@@ -375,17 +395,16 @@ class AsksWhetherRecorded(nn.Module):
         if not self.device.asleep:
             time.sleep(0.002)
         recorded = torch.cuda.is_current_stream_capturing()
-        TOLD.append(recorded)
+        self.device.told.append(recorded)
         if self.looks and not recorded and self.device.recording:
             raise RuntimeError("operation not permitted when stream is capturing")
         return x * 2
 
 
-TOLD: list[bool] = []
-
-
 class Capturing(OnCpu):
     """Says that a stream is recorded while one is."""
+
+    __slots__ = ("recording",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,14 +426,13 @@ def test_a_model_is_not_told_that_it_is_recorded_unless_it_must_be(monkeypatch: 
     asked = lambda: device.recording  # noqa: E731
     monkeypatch.setattr(device_stream, "being_recorded_here", asked)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", asked)
-    TOLD.clear()
     model = AsksWhetherRecorded(device, looks=looks)
     run, log = made(model, device)
     for _ in range(RACED):
         x = torch.randn(3, 4)
         assert torch.equal(run(x), x * 2)
     assert run.counts["recorded"] == 1 and run.counts["replays"] > 0, run.explain()
-    assert any(TOLD) is looks
+    assert any(device.told) is looks
     assert (Why.NOT_CAPTURABLE in whys(log, Action.NOTICE)) is looks
     assert torch.cuda.is_current_stream_capturing is asked  # put back
 
