@@ -6,6 +6,8 @@ no kernel of these models could take on however busy a machine (`tests.races`).
 
 from __future__ import annotations
 
+import copy
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +28,7 @@ from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile.unit import units
 from hotfuse.runtime.tierup.race import ROUNDS_HALVED
-from tests.races import SLOWER_S, kernels_win, sleeping, slow_library
+from tests.races import SLOWER_S, kernels_win, skipping_pays, sleeping, slow_library
 
 MOST_S = 120.0
 BACKGROUND = Settings(hot_calls=3, record=False, idle=False)
@@ -44,6 +46,20 @@ class Mlp(nn.Module):
         if not torch.compiler.is_compiling():
             time.sleep(SLOWER_S)
         return x + self.down(F.gelu(self.up(x)))
+
+
+class ReluMlp(nn.Module):
+    """Nine hidden channels in ten are zero, at places of their own in every row; its own code takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 1024), nn.Linear(1024, 256)
+        nn.init.constant_(self.up.bias, -1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            time.sleep(3 * SLOWER_S)
+        return self.down(torch.relu(self.up(x)))
 
 
 def wanted(model: Mlp, x: torch.Tensor) -> torch.Tensor:
@@ -166,4 +182,32 @@ def test_a_plan_for_recurring_sizes_wins_against_one_for_all_sizes(monkeypatch: 
     for rows in (7, 5):
         x = torch.randn(rows, 32)
         torch.testing.assert_close(fast(x).double(), wanted(model, x), rtol=1e-4, atol=1e-4)
+    fast.close()
+
+
+def test_zeros_that_a_relu_leaves_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody says that there are zeros: sampled calls show them, the worker measures from which share on they are left out, and
+    the plan with that side is proven and raced on live calls. Plans without such a side sleep."""
+    slow_library(monkeypatch, 3 * SLOWER_S)
+    skipping_pays(monkeypatch)
+    real = api.Units.__call__
+
+    def dense_late(self: Any, *args: Any, **how: Any) -> Any:
+        plan = real(self, *args, **how)
+        return replace(plan, run=sleeping(plan.run)) if plan.sides is None else plan
+
+    monkeypatch.setattr(api.Units, "__call__", dense_late)
+    model = ReluMlp().eval()
+    calls = [torch.randn(64, 64) for _ in range(4)]
+    assert all(0.8 < (torch.relu(model.up(x)) == 0).double().mean() < 1 for x in calls)
+    up, down = (copy.deepcopy(m).double() for m in (model.up, model.down))
+    fast = hotfuse.jit(model, settings=BACKGROUND.with_(watch=True))
+    turns = itertools.cycle(calls)
+    call_until(lambda: fast(next(turns)), lambda: bool(decisions(fast, "deploy", 2)), lambda: fast.explain(full=True))
+    before, after = raced(decisions(fast, "deploy", 2)[0])
+    assert before > SLOWER_S * 0.9e6 > after
+    for x in (*calls, 100 * torch.randn(64, 64)):  # the last one leaves half of them
+        want = down(torch.relu(up(x.double())))
+        torch.testing.assert_close(fast(x).double(), want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+    assert fast.stats()["calls_per_tier"]["2"] >= len(calls)
     fast.close()
