@@ -18,6 +18,7 @@ from hotfuse.base.errors import InputError, InternalError
 from hotfuse.ir.dims import expr, sym
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu import scratch, thread_work
+from hotfuse.machine import openmp
 from hotfuse.native.jit import load_object
 from hotfuse.native.target import CpuTarget, cross_neon, host_levels, level
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -232,15 +233,15 @@ def test_small_work_stays_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_runtime_is_the_one_torch_uses() -> None:
-    assert parallel.runtime().kind == "gomp"
-    assert "torch" in parallel.runtime().detail
+    own = openmp.torchs()
+    assert own is not None and parallel.runtime().kind == "gomp" and parallel.runtime().detail == own.where
 
 
 def test_without_a_runtime_one_thread_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_work, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(parallel, "_candidates", lambda: ["/nowhere/libgomp.so"])
+    monkeypatch.setattr(openmp, "torchs", lambda: None)
     alone = parallel.runtime.__wrapped__()
-    assert alone.kind == "serial" and "nowhere" in alone.detail
+    assert alone.kind == "serial" and "no OpenMP runtime" in alone.detail
     kernel = gemm(False)
     loaded = load_object(compile_kernel(kernel).code, [symbol(kernel)], alone.symbols)
     native = NativeKernel(loaded, symbol(kernel), kernel, scratch.plan(kernel))
