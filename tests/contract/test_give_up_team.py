@@ -13,8 +13,10 @@ import torch
 from hotfuse.machine import openmp
 
 PROGRAM = """
-import os, threading
+import os, sys, threading
 import torch
+import hotfuse.compile.workers.background_priority as module
+module.usable_cores = lambda: int(sys.argv[1])
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import openmp
 torch.set_num_threads(3)
@@ -48,11 +50,13 @@ print([n - seen[0] for n in seen], kept - first)
 """
 
 
-def test_what_waits_gives_its_team_up() -> None:
+@pytest.mark.parametrize(("cores", "seen"), [(16, "[0, 2, 0, 2, 0] 0"), (2, "[0, 2, 2, 2, 2] 0")])
+def test_what_waits_gives_its_team_up(cores: int, seen: str) -> None:
+    """Where a team leaves a core to background work; on two cores workers run while threads sleep between loops."""
     if openmp.torchs() is None or openmp._pausing() is None or not os.path.isdir("/proc/self/task"):
         pytest.skip("torch's runtime keeps no such count")
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
-    assert ran.stdout.strip() == "[0, 2, 0, 2, 0] 0", ran.stdout + ran.stderr
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(cores)], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.stdout.strip() == seen, ran.stdout + ran.stderr
 
 
 def test_results_are_the_same_behind_it() -> None:

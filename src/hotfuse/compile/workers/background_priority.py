@@ -19,7 +19,8 @@ process, a quarter of a second with torch and a model library loaded, while ever
 collections of young objects come before one of all, and what a job leaves counts as old when it ends, instead of making a
 collection due in the next call; one that somebody asks for is done all the same.
 
-A thread that computed keeps its OpenMP team, which makes everybody's loops slower: a job that waits or ends gives it up.
+A thread that computed keeps its OpenMP team, which makes everybody's loops slower: a job that waits or ends gives it up where a
+team leaves a core to background work. On fewer cores threads that sleep between loops are what workers run on (decision 110).
 
 A call that does much at once (one that records what a device is given) had better come when no job runs Python code (`at_work`).
 
@@ -38,7 +39,9 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from hotfuse.machine.cores import usable_cores
 from hotfuse.machine.openmp import give_up_team
+from hotfuse.machine.team import SPARE_FROM
 
 SWITCH_S = 1e-5
 """Where one thread serves."""
@@ -75,6 +78,12 @@ def punctual() -> bool:
 def patient() -> bool:
     """For a thread that runs jobs; it has what the thread had that started it."""
     return _late(PATIENT_NS, (_USUAL_NS, PUNCTUAL_NS))
+
+
+def _waits() -> None:
+    """The calling thread computes nothing from here on."""
+    if usable_cores() >= SPARE_FROM:
+        give_up_team()
 
 
 class _Depth(threading.local):
@@ -121,7 +130,7 @@ class BackgroundPriority:
             yield
         finally:
             self._depth.jobs -= 1
-            give_up_team()
+            _waits()
             with self._lock:
                 self.jobs -= 1
                 self._rest()
@@ -138,7 +147,7 @@ class BackgroundPriority:
         """Around a wait of a job, in its thread; elsewhere it does nothing."""
         depth, self._depth.jobs = self._depth.jobs, 0
         if depth:
-            give_up_team()
+            _waits()
         with self._lock:
             for _ in range(depth):
                 self._rest()
