@@ -234,7 +234,8 @@ class Engine:
             return _NOT_BEGUN
         try:
             outs = plan.ahead(*leaves)
-        except Exception:  # the ordinary way fails too, and tells of it
+        except Exception:  # the ordinary way tells of it if it fails too
+            self.log.count("begun_and_failed")
             return _NOT_BEGUN
         if outs is None:
             return _NOT_BEGUN

@@ -201,7 +201,7 @@ class Audit:
         lost = plan > self._allowed * reference
         for i, p in enumerate(LOSING):
             self._evidence[i] = (1.0 + self._evidence[i]) * 2 * (p if lost else 1 - p)
-        by_far = self._late_ratios()[:3][-1] / (FAR * self._allowed)  # of a few rounds the largest would be chance
+        by_far = self._late_ratios()[:3][-1] / (FAR * self._allowed)  # nearly all are above it; two rounds are no evidence yet
         return self.evidence >= max(RUN_AT_LEAST, RUN / max(1.0, by_far) ** 3)
 
     def _late_ratios(self) -> list[float]:
