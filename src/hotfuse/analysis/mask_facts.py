@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 import torch
 
+from hotfuse.analysis.front_masks import front_tests
 from hotfuse.analysis.index_sums import IndexSums
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, Relation, carries, shape_of
 from hotfuse.analysis.uniform import SPREAD, evaluated, number_of
@@ -76,19 +77,20 @@ _MOST = 1 << 16
 """Elements of the largest weight that is looked through."""
 
 
-def mask_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> dict[str, MaskFact]:
-    """Of every value that a mask decides, or that is one number."""
-    return MaskFactPass(graph, mask, weights).run()
+def mask_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, front: bool = False) -> dict[str, MaskFact]:
+    """Of every value that a mask decides, or that is one number; `front`: where live rows lie in front of all others."""
+    return MaskFactPass(graph, mask, weights, front=front).run()
 
 
 class MaskFactPass:
     """One pass over a graph; `analysis.ordered_masks` makes it under an assumption."""
 
-    def __init__(self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, front: bool = False) -> None:
         self.graph, self.mask = graph, mask
         self.known: dict[str, MaskFact] = {}
         self._indices = IndexSums(graph, weights)
         self.sums = self._indices.found
+        self._fronts = front_tests(graph) if front else {}
         for p in graph.params:
             w = weights.get(p.key)
             if w is None or not isinstance(p.value.type, TensorType) or not 0 < w.numel() <= _MOST or w.is_meta:
@@ -122,6 +124,8 @@ class MaskFactPass:
             return None
         if op == "aten.index":
             return self._indexed(node)
+        if node.outs[0].name in self._fronts:
+            return self._in_front(self._fronts[node.outs[0].name])
         if (compared := self._compared(node)) is not None:
             return constant_fact(torch.tensor(compared))
         tensors = [v for v in node.ins if isinstance(v.type, TensorType)]
@@ -138,6 +142,13 @@ class MaskFactPass:
             return self._absorbed(node) if found is None else found
         except NotByRows:
             return None
+
+    def _in_front(self, real: Value) -> MaskFact | None:
+        """Whether live rows lie in front: taken for granted here, and asked of every call (`runtime.serve.packing`)."""
+        fact = self.known.get(real.name)
+        if fact is None or fact.live is None or fact.places != RowPlaces(AxisIndex(0), AxisIndex(1)):
+            return None
+        return constant_fact(torch.tensor(data=True)) if bool(fact.live) and not bool(fact.dead) else None
 
     def _filled(self, node: Node, by: float | str) -> MaskFact | None:
         number = argument(node, by) if isinstance(by, str) else by

@@ -116,12 +116,16 @@ def capture_present(number: int, call: CallSpec) -> Captured:
     from torch._subclasses.fake_tensor import FakeTensorMode  # and sympy behind it: by those alone who trace
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    from hotfuse.frontends.nested import without_nested_tensors
     from hotfuse.frontends.torch_module import capture
 
     held = _held[number]
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     fakes: dict[int, torch.Tensor] = {}
-    target = _twin(held.target, mode, fakes, {}) if isinstance(held.target, nn.Module) else held.target
+    target = held.target
+    if isinstance(target, nn.Module):
+        target = _twin(target, mode, fakes, {})
+        without_nested_tensors(target)
     return capture(target, held.spec, held.tensors, call, mode, [fakes.get(id(t), t) for t in held.tensors])
 
 

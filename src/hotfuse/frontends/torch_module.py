@@ -30,6 +30,7 @@ from hotfuse.base.structure import Spec, StructureBuilder
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
+from hotfuse.frontends.nested import without_nested_tensors
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.frontends.tracing import grad_mode_asked
 
@@ -87,6 +88,7 @@ def capture_shipment(blob: bytes, call: CallSpec) -> Captured:
     """Capture what `ship((module, spec))` packed."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     target, spec, tensors = unship(blob, mode)
+    without_nested_tensors(getattr(target, "__self__", target))
     return capture(target, spec, tensors, call, mode)
 
 

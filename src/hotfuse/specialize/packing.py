@@ -22,6 +22,7 @@ from enum import StrEnum
 
 import torch
 
+from hotfuse.analysis.front_masks import front_tests
 from hotfuse.analysis.mask_facts import MaskInput, RowPlaces, mask_facts
 from hotfuse.analysis.ordered_masks import ordered_facts
 from hotfuse.analysis.row_axes import shape_of, whole
@@ -80,6 +81,8 @@ class Packing:
     last: bool
     counted: bool
     """The row at the place that the number of live rows says, less one, has to live."""
+    front: bool
+    """Live rows have to lie in front of all others."""
     ignored: tuple[tuple[int, RowPlaces], ...]
     """Outputs that are 0 at dead rows, whatever the graph makes of them, and where rows lie in them."""
     indices: tuple[tuple[str, int], ...]
@@ -90,9 +93,17 @@ def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tens
     """The graph on live rows; raises CannotPack where no product gets smaller. With `ignore_outputs`, those are 0 at dead rows."""
     if any(n.kind is not Kind.OPERATOR or is_mutating(n.op) or _draws(n) for n in graph.nodes):
         raise CannotPack("it has branches, loops or ops that are not pure")
-    facts, ordered = mask_facts(graph, mask, weights), ordered_facts(graph, mask, weights)
-    demands = RowDemands(graph, mask, facts, ordered, ignore_outputs=ignore_outputs)
-    demands.run()
+    ordered = ordered_facts(graph, mask, weights)
+
+    def demanded(*, front: bool) -> RowDemands:
+        facts = mask_facts(graph, mask, weights, front=front)
+        found = RowDemands(graph, mask, facts, ordered, ignore_outputs=ignore_outputs, front=front)
+        found.run()
+        return found
+
+    demands = demanded(front=False)
+    if front_tests(graph) and (more := demanded(front=True)).products > demands.products:
+        demands = more
     if not demands.products:
         raise CannotPack(demands.reason(), hides_keys=bool(demands.attends))
     return _PackedWriter(demands).run()
@@ -154,7 +165,9 @@ class _PackedWriter(RowsWriter):
         graph = self.checked(graph)
         d = self.demands
         ignored = ((i, d.outputs[v.name]) for i, v in enumerate(self.graph.outputs) if isinstance(v, Value) and v.name in d.outputs)
-        return Packing(self.mask, graph, order, d.products, d.first, d.last, d.counted, tuple(ignored), tuple(self.indices))
+        return Packing(
+            self.mask, graph, order, d.products, d.first, d.last, d.counted, d.front, tuple(ignored), tuple(self.indices)
+        )
 
     # Parts
 

@@ -105,7 +105,7 @@ class RowDemands:
 
     def __init__(
         self, graph: Graph, mask: MaskInput, facts: Mapping[str, MaskFact], ordered: Mapping[str, OrderedFact], *,
-        ignore_outputs: bool,
+        ignore_outputs: bool, front: bool = False,
     ) -> None:
         self.graph, self.mask, self.facts, self.ordered, self.ignore_outputs = graph, mask, facts, ordered, ignore_outputs
         self._maker = makers(graph)
@@ -118,6 +118,8 @@ class RowDemands:
         """Outputs of which padded rows do not matter."""
         self.products = 0
         self.first = self.last = self.counted = False
+        self.front = front
+        """Whether facts are for live rows that lie in front of all others."""
         self.weighed: dict[int, Value] = {}
         """Of nodes that sum rows with weights: what they sum."""
         self._seen_rows = ""

@@ -32,6 +32,7 @@ class Padded(StrEnum):
     EMPTY = "a sequence has no live row"
     NUMBERS = "the mask holds other numbers"
     POSITION = "a row that is read by its place is dead"
+    NOT_IN_FRONT = "padding does not lie behind all sequences"
     NOT_FINITE = "an input is not finite, which dead rows would spread"
     INDEX = "an index lies outside its table"
     RECORDED = "the caller records a CUDA graph, so nothing can be asked of the mask"
@@ -83,6 +84,8 @@ class MaskPacker:
             return Padded.POSITION
         if self.packing.counted and not live[np.arange(len(each)), each - 1].all():
             return Padded.POSITION
+        if self.packing.front and bool((live[:, 1:] > live[:, :-1]).any()):
+            return Padded.NOT_IN_FRONT
         for i, most in self.indices:
             if inputs[i].numel() and not 0 <= int(inputs[i].min()) <= int(inputs[i].max()) < most:
                 return Padded.INDEX
