@@ -239,6 +239,20 @@ def test_idle_workers_go_and_come_back(pools: Any) -> None:
     assert said(pool.submit(Task("two", {"say": 2}))) == 2 and pool.counts()["workers_started"] == 2
 
 
+def test_workers_without_work_are_sent_home_and_those_at_work_are_not(pools: Any, tmp_path: Path) -> None:
+    pool, go = pools(2), tmp_path / "go"
+    busy = pool.submit(Task("busy", {"say": 1, "until": str(go)}))
+    assert said(pool.submit(Task("done", {"say": 2}))) == 2
+    pool.send_home()
+    until = time.monotonic() + 120
+    while len(pool.workers) > 1 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert len(pool.workers) == 1 and not busy.done()
+    go.touch()
+    assert said(busy) == 1
+    assert said(pool.submit(Task("again", {"say": 3}))) == 3 and pool.counts()["workers_died"] == 0
+
+
 def test_workers_killed_at_random_lose_nothing(pools: Any, tmp_path: Path) -> None:
     pool = pools(2)
     rng = random.Random(0)

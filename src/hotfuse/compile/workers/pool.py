@@ -59,6 +59,8 @@ class Pool:
         self._poison: OrderedDict[str, CaptureError] = OrderedDict()
         self._counts = self._books.counts
         self._raised_until = 0.0
+        self._sent_home = 0
+        """How often workers without work were told to go."""
         self._closed = False
 
     # --- asking ----------------------------------------------------------------------------------
@@ -145,6 +147,12 @@ class Pool:
 
     # --- ending ----------------------------------------------------------------------------------
 
+    def send_home(self) -> None:
+        """End the workers that have nothing to do, before their time: whoever would ask them has been quiet for long."""
+        with self._lock:
+            self._sent_home += 1
+            self._changed.notify_all()
+
     def close(self, timeout: float = 5.0) -> None:
         """End every worker, refuse what waits, and wait for the threads; later requests are refused."""
         with self._lock:
@@ -204,6 +212,7 @@ class Pool:
         """The most valuable request, once there is one; None when this thread is to end."""
         until = time.monotonic() + self._idle_s
         with self._lock:
+            sent_home = self._sent_home
             while not self._closed and len(self._slots) <= self.size:
                 self._governor.threads = self._threads()
                 if self._queue and not self._governor.paused and self._running() < self._governor.abreast(self.size):
@@ -214,7 +223,7 @@ class Pool:
                         return best
                     continue
                 left = until - time.monotonic()
-                if left <= 0 and not self._queue:
+                if (left <= 0 or sent_home != self._sent_home) and not self._queue:
                     break
                 self._changed.wait(max(left, TICK_S))
             self._slots.remove(slot)

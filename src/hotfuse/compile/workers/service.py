@@ -230,6 +230,13 @@ def busy() -> bool:
     return _service is not None and _service.pool.busy
 
 
+def _when_idle() -> int:
+    """A worker holds some hundred megabytes for the next request, which calls would bring."""
+    if _service is not None:
+        _service.pool.send_home()
+    return 0
+
+
 def _after_fork() -> None:
     """Threads and pipes belong to the parent: the child begins anew."""
     global _service, _making
@@ -244,5 +251,6 @@ def _at_exit() -> None:
         _service.stop(STOP_S)
 
 
+heap.spares(_when_idle)
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)
