@@ -80,6 +80,8 @@ class Job:
     """Keys of weights of which nothing was computed ahead."""
     stop: Callable[[], bool] = lambda: False
     """Whether nobody wants the outcome any more."""
+    recipe: Recipe | None = None
+    """Where the plan is kept for later processes; None where nothing is."""
 
 
 def _verify_graph(found: WeightedGraph | Partitioning) -> object:
@@ -156,7 +158,7 @@ def _kernels(found: WeightedGraph, job: Job) -> GraphKernels:
 
     def early(parts: Callable[[], NativeParts], decided: float) -> None:
         assert job.progress is not None
-        job.progress(lambda: run_all(TIER1[1:], GraphKernels(graph, parts(), sizes, unfinished=True), job), decided)
+        job.progress(lambda: _planned(GraphKernels(graph, parts(), sizes, unfinished=True), compilation, job), decided)
 
     return GraphKernels(graph, finished(compilation, None if job.progress is None else early), sizes)
 
@@ -374,7 +376,7 @@ def compile_units(
         with recipe.folder.making(recipe.address, settings.unit_timeout_s, stop):
             if (kept := recipes.again(recipe, job.demand or ANY_DEMAND)) is not None:
                 return _linked(kept, asked, job)
-            made = _compiled(asked, job, begun, recipe)
+            made = _compiled(asked, replace(job, recipe=recipe), begun)
     say(settings.debug, GRAPHS, lambda: show(made.graph))
     return made
 
@@ -382,12 +384,12 @@ def compile_units(
 def remembered(
     graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings
 ) -> Plan | None:
-    """The plan that an earlier process made of a graph and that won there, linked and packed; None where there is none."""
+    """The plan that an earlier process made of a graph, unless it lost there, linked and packed; None where there is none."""
     if accelerator_of(graph) is not None:  # recordings hold addresses of this process
         return None
     job, asked, recipe = _prepared(graph, weights, sample, settings, None)
-    kept = None if recipe is None else recipes.find(recipe, ANY_DEMAND, other_sizes=True)
-    return None if kept is None or kept.recipe.verdict is None else _linked(kept, asked, job)
+    kept = None if recipe is None else recipes.recall(recipe, ANY_DEMAND)
+    return None if kept is None else _linked(kept, asked, job)
 
 
 def _prepared(
@@ -410,17 +412,22 @@ def _linked(kept: recipes.Kept, found: WeightedGraph, job: Job) -> Plan:
     return replace(plan, account=kept.account, recipe=kept.recipe, notes=(note, *plan.notes))
 
 
-def _compiled(found: WeightedGraph, job: Job, begun: Sequence[Compilation], recipe: Recipe | None = None) -> Plan:
+def _compiled(found: WeightedGraph, job: Job, begun: Sequence[Compilation]) -> Plan:
     """A plan of kernels that are compiled now, and kept for later processes."""
+    made = run(TIER1[0], found, job)
+    return _planned(made, begun[0], job)
+
+
+def _planned(made: GraphKernels, compilation: Compilation, job: Job) -> Plan:
+    """A plan of the kernels that there are, kept before it is proven: a process that ends in its race leaves it to the next one."""
     from hotfuse.compile.fetch import account
 
-    made = run(TIER1[0], found, job)
     native = run(TIER1[1], made, job)
     plan: Plan = run_all(TIER1[2:], native, job)
-    told = account(begun[0])
+    told, recipe = account(compilation), job.recipe
     say(job.settings.debug, UNITS, told.lines)
     if recipe is not None:
-        recipes.keep(recipe, native.parts, made.parts.message, told)
+        recipe = recipes.keep(recipe, native.parts, made.parts.message, told, unfinished=made.unfinished)
     return replace(plan, account=told, recipe=recipe)
 
 
@@ -456,7 +463,7 @@ class Units:
     def remembered(
         self, graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], /
     ) -> Plan | None:
-        """The plan that an earlier process made of a graph and that won there; None where there is none."""
+        """The plan that an earlier process made of a graph, unless it lost there; None where there is none."""
         return remembered(graph, weights, sample, self._settings)
 
     def call_off(self) -> None:

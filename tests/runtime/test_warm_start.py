@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from hotfuse.cache.entry import MAGIC, read_head
+
 _MODEL = """
 import torch
 from torch import nn
@@ -129,6 +131,19 @@ def test_a_second_process_compiles_and_captures_nothing(machine: Machine) -> Non
     assert second["cache"]["refused"] == 0 and second["cache"]["written"] == 0
     assert any("from the cache" in n for n in second["notes"])
     assert "cache: " in second["text"]
+
+
+def test_a_plan_whose_race_was_not_over_is_raced_at_once(machine: Machine) -> None:
+    """As a process leaves it that ends before its race does, or whose race decided nothing."""
+    verdicts = [f for f in machine.code.glob("??/*.hf") if "won" in read_head(f.read_bytes(), MAGIC)[0]["body"]]
+    assert verdicts
+    for file in verdicts:
+        file.unlink()
+    second = machine.serve()
+    assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
+    assert not COMPILING & set(second["asked"]), second["asked"]
+    won = ["deploy", "it won in an earlier process, and was proven again"]
+    assert won not in second["decisions"] and second["compile"]["units_graphs"] == 0, second["text"]
 
 
 def test_other_weights_take_the_same_code_and_are_right(machine: Machine) -> None:

@@ -116,6 +116,12 @@ class Folder:
             self._note(f"misses: {self._because(address)}")
         return found
 
+    def peek(self, address: Address) -> Message | None:
+        """The same of something that need not be there: its absence is no miss."""
+        found = self._read(address.name)
+        self._note("hits", found is not None)
+        return found
+
     def again(self, address: Address) -> Message | None:
         """The same after a miss that was counted."""
         found = self._read(address.name) if self.root is not None and self._path(address.name).exists() else None

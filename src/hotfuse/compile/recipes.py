@@ -3,8 +3,10 @@
     plan      at the graph's text and all that code rests on: what workers answered when it was compiled
     verdict   at the same: what its plan took on real calls against the one it replaced
 
-A process that finds both links the code, packs its own weights, proves the plan on a real call and serves with it. A plan that was
-made for other sizes is still right, and serves until one for the sizes of now has won; the reason is a note of the plan.
+A process that finds both links the code, packs its own weights, proves the plan on a real call and serves with it. One that finds
+a plan without a verdict (the process that made it ended before its race did, or the race decided nothing) races it at once. A plan
+that was made for other sizes, or that lacks kernels, is still right, and serves until a better one has won; the reason is a note of
+the plan.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from hotfuse.ir.text import parse
 from hotfuse.partition.change import Diff, PartitionChange
 
 Evidence = Mapping[str, EvidenceValue]
+UNFINISHED = "it was kept before all of its kernels were made"
+FAILED = "some of its kernels could not be made then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,19 @@ class Recipe:
     address: Address
     verdict: Evidence | None = None
     """What it took in the process that made it, where it won there."""
+    lost: bool = False
+    """Whether it lost there. With no verdict nobody knows."""
     stale: str = ""
     """Why it is not quite what this process needs; it is made anew beside."""
 
     def judged(self, *, won: bool, evidence: Evidence) -> None:
         """What the plan was worth on real calls here: what the next process begins with."""
         self.folder.put(_verdict(self.address), {"won": won, "evidence": dict(evidence)})
+
+    def unfinished(self) -> Recipe:
+        """Where a plan that lacks kernels is kept: apart, since a whole plan is neither replaced by it nor judged as it was."""
+        at = self.address
+        return replace(self, address=Address(at.kind, digest(at.subject, "unfinished"), at.basis))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +78,48 @@ def recipe_of(graph: str, sizes: Mapping[str, int], settings: Settings, demand: 
     return Recipe(folder, Address("plan", digest(graph, wanted), basis))
 
 
-def find(recipe: Recipe, demand: Demand, *, other_sizes: bool = False) -> Kept | None:
-    """The plan that is kept; None where there is none that holds. `other_sizes`: one for calls of other sizes will do."""
-    message, stale, address = recipe.folder.get(recipe.address), "", recipe.address
-    if message is None and other_sizes and (near := recipe.folder.latest(recipe.address)) is not None:
+def find(recipe: Recipe, demand: Demand) -> Kept | None:
+    """The whole plan for these sizes that is kept; None where there is none that holds."""
+    message = recipe.folder.get(recipe.address)
+    return None if message is None else _read(_known(recipe), message, demand)
+
+
+def recall(recipe: Recipe, demand: Demand) -> Kept | None:
+    """A plan to begin with: one that won before one that nobody has judged, a whole one before one that lacks kernels. One for
+    calls of other sizes will do. None where there is none, or only what lost.
+    """
+    best = _nearest(recipe, recipe.folder.get(recipe.address))
+    if best is None or best[0].verdict is None:
+        at = recipe.unfinished()
+        part = _nearest(at, at.folder.peek(at.address))
+        if part is not None and (best is None or best[0].lost or part[0].verdict is not None):
+            best = part
+    return None if best is None or best[0].lost else _read(*best, demand)
+
+
+def _nearest(recipe: Recipe, message: Message | None) -> tuple[Recipe, Message] | None:
+    """What is kept for these sizes, or else for others."""
+    stale, address = "", recipe.address
+    if message is None and (near := recipe.folder.latest(recipe.address)) is not None:
         message, stale, address = near
-    return None if message is None else _read(replace(recipe, address=address, stale=stale), message, demand)
+    if message is None:
+        return None
+    return _known(replace(recipe, address=address, stale=stale or str(message[0]["lacks"]))), message
+
+
+def _known(recipe: Recipe) -> Recipe:
+    """With what is known of its plan's worth."""
+    found = recipe.folder.peek(_verdict(recipe.address))
+    if found is None:
+        return recipe
+    won = bool(found[0]["won"])
+    return replace(recipe, verdict=dict(found[0]["evidence"]) if won else None, lost=not won)
 
 
 def again(recipe: Recipe, demand: Demand) -> Kept | None:
     """The same after waiting for another process that made it."""
     message = recipe.folder.again(recipe.address)
-    return None if message is None else _read(recipe, message, demand)
+    return None if message is None else _read(_known(recipe), message, demand)
 
 
 def _read(recipe: Recipe, message: Message, demand: Demand) -> Kept | None:
@@ -86,19 +127,19 @@ def _read(recipe: Recipe, message: Message, demand: Demand) -> Kept | None:
     count = int(body["codes"])
     read = functools.cache(parse)  # a graph and the same one with its runs
     parts = runs_from(parts_from(body["parts"], blobs[:count], demand, read), body["runs"], blobs[count:], read)
-    found = recipe.folder.get(_verdict(recipe.address))
-    verdict = dict(found[0]["evidence"]) if found is not None and found[0]["won"] else None
-    return Kept(replace(recipe, verdict=verdict), parts, _account_from(body["account"]))
+    return Kept(recipe, parts, _account_from(body["account"]))
 
 
-def keep(recipe: Recipe, parts: RunParts, native: Message, account: Account) -> bool:
-    """Keep a plan that workers made; not one that lacks what failed for a reason that may pass."""
-    if parts.message is None or account.counts.get("failed", 0):
-        return False
+def keep(recipe: Recipe, parts: RunParts, native: Message, account: Account, *, unfinished: bool = False) -> Recipe | None:
+    """Keep a plan that workers made, and where: apart if kernels are still being made, or failed for a reason that may pass."""
+    if parts.message is None:
+        return None
+    lacks = UNFINISHED if unfinished else FAILED if account.counts.get("failed", 0) else ""
+    at = recipe.unfinished() if lacks else recipe
     header, codes = native
     runs, blobs = parts.message
-    body: dict[str, Any] = {"parts": header, "codes": len(codes), "runs": runs, "account": account.to_dict()}
-    return recipe.folder.put(recipe.address, body, [*codes, *blobs], code_features())
+    body: dict[str, Any] = {"parts": header, "codes": len(codes), "runs": runs, "account": account.to_dict(), "lacks": lacks}
+    return at if at.folder.put(at.address, body, [*codes, *blobs], code_features()) else None
 
 
 def _account_from(data: Mapping[str, Any]) -> Account:

@@ -92,12 +92,12 @@ class Capturer:
         """How many those were when it was last told."""
         self.own_answers: Callable[[], None] = lambda: None
         """Told of every call that the model's own code answers."""
-        self.admitted: Callable[[Site, Entry, int], None] | None = None
-        """Told of every captured graph that serves, and how many threads its calls have."""
+        self.admitted: Callable[[Site, Entry, int, RecalledStart | None], None] | None = None
+        """Told of every captured graph that serves, how many threads its calls have, and what was made ready for it."""
         self.remembered: Callable[[Graph, Weights, Sequence[torch.Tensor]], Plan | None] = lambda *_: None
-        """The plan of a graph that won in an earlier process, linked and packed."""
+        """The plan of a graph that an earlier process made, linked and packed."""
         self.won_before: Callable[[Entry, RecalledStart, Plan], None] | None = None
-        """Has such a plan serve."""
+        """Has one that won there serve."""
         self._keys = itertools.count()
 
     def after_fork(self) -> None:
@@ -364,7 +364,7 @@ class Capturer:
         if (wrong := failed(facts, sample.inputs)) is not None:
             raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
         expected = [*sample.outputs, *(sample.written.get(i, sample.inputs[i]) for i in done.captured.written)]
-        better = None if recalled is None else self._gives(recalled.better, sample, expected)
+        better = None if recalled is None else self._gives(recalled.won, sample, expected)
         if better is None:
             self._compare(plan, done, sample, expected)
         effects = effects_of(sample.out_spec, done.captured)
@@ -412,7 +412,7 @@ class Capturer:
         self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
         if self.admitted is not None:
-            self.admitted(site, entry, sample.threads)
+            self.admitted(site, entry, sample.threads, recalled)
 
     def _gives(self, better: Plan | None, sample: CallSample, expected: Sequence[Any]) -> Plan | None:
         """A plan of an earlier process if it gives the model's own answer; otherwise tier 0 comes first, and the plan's proof."""

@@ -4,8 +4,9 @@
     beside it    name, graph, tier 0, code, packed weights | one run, compared with that answer, serves | tier 0 is compared
 
 A plan that won in an earlier process and gives the model's own answer serves before tier 0 has been compared, which takes a call's
-time once more. Until it has, the model's own code stands in for tier 0. What changed during the call (a cache that a first call
-makes) shows in the watch over the model, and everything is made again as for a model that nobody knows.
+time once more. Until it has, the model's own code stands in for tier 0. A plan that nobody has judged is proven and raced right
+behind that. What changed during the call (a cache that a first call makes) shows in the watch over the model, and everything is
+made again as for a model that nobody knows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Capture
+
+MadeOf = tuple[int, int, list[int]]
+"""What a plan has copies of: the generation of the model's plans, of checksums of its weights, and the weights' versions."""
 
 
 @runtime_checkable
@@ -37,13 +41,24 @@ class RecalledStart:
     done: Capture
     baseline: Plan
     better: Plan | None
-    """The plan of kernels that won before, with this process's weights."""
+    """The plan of kernels that an earlier process made, with this process's weights."""
     generation: int
     """Of the model's plans when it was begun."""
     taken: int
     """What `Originals.take` said before weights were copied."""
     versions: list[int]
     """Of the weights, before they were copied."""
+
+    @property
+    def won(self) -> Plan | None:
+        """That plan where it won there. Where nobody knows, it is raced as soon as tier 0 serves."""
+        plan = self.better
+        return plan if plan is not None and plan.recipe is not None and plan.recipe.verdict is not None else None
+
+    @property
+    def made_of(self) -> MadeOf:
+        """What its copies of weights are of."""
+        return self.generation, self.taken, self.versions
 
     def holds(self, call: CallSpec, generation: int) -> bool:
         """Whether it is what a call needs now, of a model that has not changed since."""

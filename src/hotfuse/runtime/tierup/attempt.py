@@ -23,6 +23,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.recalling import MadeOf
 from hotfuse.runtime.samples import CallSamples, Signature
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.layers.layer import Layer
@@ -49,10 +50,6 @@ class Improve(Protocol):
     ) -> Plan:
         """`demand`: how much the graph is used; `progress` may deploy what there is before all of it is done."""
         ...
-
-
-class NotRemembered(Exception):
-    """No earlier process made a plan of a graph that won."""
 
 
 @runtime_checkable
@@ -122,6 +119,8 @@ class Attempt:
 
     remembered: bool = False
     """Whether an earlier process made it: what that one found out is not found out again."""
+    made_of: MadeOf | None = None
+    """What its plan has copies of, where it was made before it is tried."""
 
     share: float = 1.0
     """The part of the calls that it is for."""

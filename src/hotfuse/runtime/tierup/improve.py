@@ -33,7 +33,7 @@ from hotfuse.machine.huge_pages import huge_pages
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.recalling import RecalledStart
+from hotfuse.runtime.recalling import MadeOf, RecalledStart
 from hotfuse.runtime.site import MOST_REFUSED, THREADS, Entry, Site, WonRace
 from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.attempt import (
@@ -42,7 +42,6 @@ from hotfuse.runtime.tierup.attempt import (
     CalledOff,
     Compile,
     Improve,
-    NotRemembered,
     Remembers,
     Weights,
     versions_of,
@@ -97,12 +96,12 @@ class Improver:
         self._specializes = False
         """Whether what specializing takes has been imported: no call does that."""
 
-    def admitted(self, site: Site, entry: Entry, threads: int) -> None:
+    def admitted(self, site: Site, entry: Entry, threads: int, recalled: RecalledStart | None = None) -> None:
         """A graph was captured. Where an earlier process made a plan of it, that one is tried now, however hot it is; else calls
         that waited for the capture may have shown that it is hot.
         """
         if not entry.improving and entry.plan is entry.baseline and isinstance(self._context.improve, Remembers):
-            self._attempt(entry, TIER1, partial(known, self._context, entry))
+            self._attempt(entry, TIER1, partial(self._known, entry, recalled))
 
         def hot() -> None:
             compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
@@ -116,19 +115,36 @@ class Improver:
         self._plans.in_background(hot)
 
     def remembered(self, graph: Graph, weights: Weights, inputs: Sequence[torch.Tensor]) -> Plan | None:
-        """The plan of a graph that won in an earlier process, linked and packed; None where there is none."""
+        """The plan of a graph that an earlier process made, linked and packed; None where there is none, or it lost there."""
         improve = self._context.improve
         return improve.remembered(graph, weights, inputs) if isinstance(improve, Remembers) else None
 
     def won_before(self, entry: Entry, recalled: RecalledStart, better: Plan) -> None:
         """A plan that won in an earlier process gave the model's own answer to a first call: it serves."""
-        attempt, verdict = known(self._context, entry), better.recipe.verdict if better.recipe is not None else None
-        if attempt is None or verdict is None:
+        verdict = better.recipe.verdict if better.recipe is not None else None
+        if verdict is None:
             return
+        attempt = known(entry, better, recalled.made_of)
         better.begin()
         took = {k: verdict.get(k) for k in ("us_before", "us_after")}
-        self._deploy(entry, attempt, better, (recalled.generation, recalled.taken, recalled.versions), Why.WON_BEFORE,
+        self._deploy(entry, attempt, better, recalled.made_of, Why.WON_BEFORE,
                      {"tier": attempt.tier, **took, "proven_on": 1, "judge": "the model's own code"})  # fmt: skip
+
+    def _known(self, entry: Entry, recalled: RecalledStart | None) -> Attempt | None:
+        """An attempt with the plan of an earlier process: the one that was made ready, if the model and its weights are still what
+        it was made of; None where there is none.
+        """
+        if recalled is not None and recalled.better is not None:
+            same = recalled.generation == self._plans.generation and recalled.versions == versions_of(entry.weights)
+            if same and self._plans.still_as_copied(entry, recalled.taken):
+                return known(entry, recalled.better, recalled.made_of)
+        inputs, made_of = entry.samples.inputs(), self._made_of(entry)
+        try:
+            plan = None if inputs is None else self.remembered(entry.baseline.graph, entry.weights, inputs)
+        except HotfuseError:  # compiling comes to the same code, and tells what is wrong
+            self._log.count("not_recalled")
+            return None
+        return None if plan is None else known(entry, plan, made_of)
 
     def first_plan_awaited(self, entry: Entry) -> bool:
         """Whether a first plan of kernels is still to come, or was not asked for yet: everything else waits for it."""
@@ -329,9 +345,8 @@ class Improver:
             return
         key, what, calls, tier, about = attempt.key, str(attempt.key), attempt.calls, attempt.tier, attempt.about
         entry.trying = key
-        generation = self._plans.generation
-        versions, taken = versions_of(entry.weights), self._plans.before_copying(entry)
-        made_of = (generation, taken, versions)
+        made_of = attempt.made_of or self._made_of(entry)
+        generation, taken, versions = made_of
         begin = self._log.now()
         rival = attempt.rival()
         rests = (calls[0], OWN_CODE if entry.own and rival is entry.baseline else rival.tier)
@@ -353,8 +368,6 @@ class Improver:
                           self._plans.settings.tolerance, lambda noise=0: attempt.compared(wide(noise)),
                           quanta_of(entry.baseline.graph, entry.weights))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
-        except NotRemembered:
-            return
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
             reason = text.strip(": ").splitlines()[0][:500]
@@ -437,8 +450,13 @@ class Improver:
         self._plans.examiner.raced(entry, better, calls[0])
         self._plans.recorder.tried(name, graph, Action.DEPLOY, won, kept, rests)
 
+    def _made_of(self, entry: Entry) -> MadeOf:
+        """What a plan that is made from now on has copies of."""
+        generation, versions = self._plans.generation, versions_of(entry.weights)
+        return generation, self._plans.before_copying(entry), versions
+
     def _deploy(
-        self, entry: Entry, attempt: Attempt, better: Plan, made_of: tuple[int, int, list[int]], why: Why,
+        self, entry: Entry, attempt: Attempt, better: Plan, made_of: MadeOf, why: Why,
         evidence: dict[str, EvidenceValue], trade: Trade | None = None,
     ) -> bool:  # fmt: skip
         """Swap a plan in, unless the model or its weights are no longer those that it was made of."""

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from functools import partial
 
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.recalling import MadeOf
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.attempt import (
     PROVEN_ON,
     Attempt,
     AttemptContext,
-    NotRemembered,
-    Remembers,
     demand_of,
     exchange,
 )
@@ -55,17 +54,12 @@ def fused(context: AttemptContext, entry: Entry, at_once: Callable[[Attempt], No
     return Attempt(TIER1, make, lambda: entry.plan, calls, deploy)  # which part of it may serve already
 
 
-def known(context: AttemptContext, entry: Entry) -> Attempt | None:
-    """An attempt with the plan that an earlier process made of the graph; making it raises NotRemembered where there is none."""
-    inputs, recall = entry.samples.inputs(), context.improve
-    if inputs is None or not isinstance(recall, Remembers):
-        return None
-
-    def make() -> Plan:
-        found = recall.remembered(entry.baseline.graph, entry.weights, inputs)
-        if found is None:
-            raise NotRemembered
-        return found
-
-    calls = entry.samples.several(RECALLED_ON)
-    return Attempt(TIER1, make, lambda: entry.plan, calls, partial(exchange, entry), remembered=True)
+def known(entry: Entry, plan: Plan, made_of: MadeOf) -> Attempt:
+    """An attempt with the plan that an earlier process made of the graph, with copies of these weights. What lacks something and
+    was never judged is no more than a part: if it loses, the whole is made all the same.
+    """
+    recipe = plan.recipe
+    part = recipe is not None and bool(recipe.stale) and recipe.verdict is None
+    key, calls = PART_OF_TIER1 if part else TIER1, entry.samples.several(RECALLED_ON)
+    deploy = partial(exchange, entry)
+    return Attempt(key, lambda: plan, lambda: entry.plan, calls, deploy, remembered=True, made_of=made_of)
