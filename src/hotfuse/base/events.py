@@ -41,6 +41,7 @@ class Why(StrEnum):
     TIMEOUT = "the capture took too long"
     RANDOM = "the model draws random numbers"
     STATEFUL = "the model changes its own state"
+    SIDE_EFFECT = "the model's code does more than compute, which a graph would leave out"
     WEIGHTS_CHANGED = "a parameter or buffer changed"
     WEIGHTS_WRITTEN_UNSEEN = "a weight was written behind torch's back, which is noticed late"
     MODEL_CHANGED = "a module attribute, hook or mode changed"

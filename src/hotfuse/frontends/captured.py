@@ -76,6 +76,19 @@ class DeadDraw:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning that the model's code gives in every call: Python's filters and registries decide whether it is shown."""
+
+    text: str
+    category: str
+    """Its class: `module:name`."""
+    filename: str
+    lineno: int
+    module: str
+    """The module whose registry says whether it was shown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """A captured graph, with where each of its params comes from."""
 
@@ -94,6 +107,10 @@ class Captured:
     """Outputs that are such an input itself: (output, input)."""
     draws: tuple[DeadDraw, ...] = ()
     """Random numbers that the model draws and nobody reads: the generator moves on all the same."""
+    warned: tuple[Warned, ...] = ()
+    """Warnings that every call gives."""
+    logged: tuple[tuple[str, int], ...] = ()
+    """Loggers by name and levels at which the model's code logs: a graph does not, so it serves while they let nothing through."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -11,6 +11,7 @@ The blob goes through a pipe between a process and its own child, and nowhere el
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import sys
@@ -150,6 +151,10 @@ class _Unpacker(pickle.Unpickler):
         self.tensors: list[torch.Tensor] = []
         self._made: dict[int, torch.Tensor] = {}
 
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        found = super().find_class(module_name, global_name)
+        return _untracked(found) if global_name in ("_make_skeleton_class", "_make_skeleton_enum") else found
+
     def persistent_load(self, pid: Any) -> torch.Tensor:
         number, info = pid
         if number not in self._made:
@@ -165,6 +170,14 @@ class _Unpacker(pickle.Unpickler):
         with self.mode:
             t = torch.empty_strided(info.shape, info.stride, dtype=info.dtype, device=info.device)
             return nn.Parameter(t, requires_grad=info.requires_grad) if info.parameter else t
+
+
+def _untracked(make: Any) -> Any:
+    """Makes a class that travels by value anew, also where it is known: in the process that sent it, it would get copies of its own
+    methods, which close over copies of what the user's code reads and writes.
+    """
+    place = list(inspect.signature(make).parameters).index("class_tracker_id")
+    return lambda *args: make(*(None if i == place else a for i, a in enumerate(args)))
 
 
 @contextmanager

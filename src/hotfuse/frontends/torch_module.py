@@ -9,10 +9,8 @@ what tracing assumed about them becomes the graph's guards.
 
 from __future__ import annotations
 
-import logging
 import traceback
 import types
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,14 +30,16 @@ from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.nested import without_nested_tensors
 from hotfuse.frontends.ship import TensorInfo, describe, unship
+from hotfuse.frontends.side_effects import Observed, observed
 from hotfuse.frontends.tracing import grad_mode_asked
 
 
 class Flat(nn.Module):
     """The user's model with flat tensors in and flat leaves out."""
 
-    def __init__(self, target: Any, spec: Spec, equal: tuple[tuple[tuple[int, int], ...], ...] = ()) -> None:
+    def __init__(self, target: Any, spec: Spec, equal: tuple[tuple[tuple[int, int], ...], ...], seen: Observed) -> None:
         super().__init__()
+        self.seen = seen
         self.target = _as_forward(target)
         self._spec = spec
         self._equal = equal
@@ -53,7 +53,9 @@ class Flat(nn.Module):
         args, kwargs = builder.build(self._spec)
         holders = tuple(builder.holders)
         before = [contents(h) for h in holders]
-        return tuple(take_after(self.target(*args, **kwargs), holders, before).leaves)
+        with self.seen.call(self.target):
+            result = self.target(*args, **kwargs)
+        return tuple(take_after(result, holders, before).leaves)
 
 
 class _Method(nn.Module):
@@ -100,13 +102,14 @@ def capture(
 
     `twins` are what stands for each of the tensors while tracing, where that is something else.
     """
-    flat = Flat(target, spec, call.equal)
     with mode:
         args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in call.inputs)
     auto = torch.export.Dim.AUTO
     dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in call.inputs)
-    with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked:
+    with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked, observed() as seen:
+        flat = Flat(target, spec, call.equal, seen)
         program = _export(flat, args, dynamic)
+    seen.refuse()
     numbers = {_memory(t): i for each in (tensors, twins) for i, t in enumerate(each)}
     roles: list[PlaceholderRole] = []
     shared: dict[str, int] = {}
@@ -134,30 +137,25 @@ def capture(
         written=done.written,
         returned=done.returned,
         draws=done.draws,
+        warned=tuple(seen.warned),
+        logged=tuple(seen.logged),
     )
 
 
 def _export(flat: Flat, args: tuple[torch.Tensor, ...], dynamic: tuple[dict[int, Any], ...]) -> Any:
-    quiet = [logging.getLogger(name) for name in ("torch.export", "torch._export", "torch.fx", "torch._dynamo")]
-    levels = [log.level for log in quiet]
-    for log in quiet:
-        log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            shapes = {"tensors": dynamic} if args else None  # a function of nothing has no name to give shapes to
-            return torch.export.export(flat, args, dynamic_shapes=shapes, strict=False)
+        shapes = {"tensors": dynamic} if args else None  # a function of nothing has no name to give shapes to
+        return torch.export.export(flat, args, dynamic_shapes=shapes, strict=False)
     except CaptureError:
+        flat.seen.refuse()
         raise
     except Exception as e:
+        flat.seen.refuse()
         first = next((line for line in str(e).splitlines() if line.strip()), "")
         raise CaptureError(
             "the model cannot be captured", where=_user_line(e), because=f"{type(e).__name__}: {first[:300]}",
             hint="it keeps running as it is; avoid branches on tensor values for a graph",
         ) from e
-    finally:
-        for log, level in zip(quiet, levels, strict=True):
-            log.setLevel(level)
 
 
 _TORCH = str(Path(torch.__file__).parent)

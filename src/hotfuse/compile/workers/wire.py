@@ -12,7 +12,16 @@ from typing import Any, BinaryIO
 
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
-from hotfuse.frontends.captured import CallSpec, Captured, DeadDraw, TensorSpec, dtype_name, info_from, info_header
+from hotfuse.frontends.captured import (
+    CallSpec,
+    Captured,
+    DeadDraw,
+    TensorSpec,
+    Warned,
+    dtype_name,
+    info_from,
+    info_header,
+)
 from hotfuse.ir.text import parse, show
 from hotfuse.ops.torch_dtypes import named_dtype
 
@@ -75,6 +84,7 @@ def answer_to_message(done: Captured) -> Message:
         "ok": True, "graph": show(done.graph), "shared": done.shared, "asks_grad_mode": done.asks_grad_mode,
         "notes": done.notes, "written": done.written, "returned": done.returned,
         "draws": [(d.op, d.shape, dtype_name(d.dtype)) for d in done.draws],
+        "warned": [(w.text, w.category, w.filename, w.lineno, w.module) for w in done.warned], "logged": done.logged,
         "constants": {k: info_header(c) for k, c in done.constants.items()},
     }
     return header, [c.data or b"" for c in done.constants.values()]
@@ -100,4 +110,5 @@ def answer_from_message(message: Message) -> Captured:
     constants = {k: info_from(c, b) for (k, c), b in zip(header["constants"].items(), blobs, strict=True)}
     draws = tuple(DeadDraw(op, tuple(shape), named_dtype(dtype)) for op, shape, dtype in header.get("draws", ()))
     return Captured(parse(header["graph"]), dict(header["shared"]), constants, bool(header["asks_grad_mode"]),
-                    tuple(header["notes"]), tuple(header["written"]), tuple((k, i) for k, i in header["returned"]), draws)
+                    tuple(header["notes"]), tuple(header["written"]), tuple((k, i) for k, i in header["returned"]), draws,
+                    tuple(Warned(*w) for w in header.get("warned", ())), tuple((n, v) for n, v in header.get("logged", ())))

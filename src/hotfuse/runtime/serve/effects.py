@@ -10,17 +10,21 @@ should be left of it: where there is another one, to the tensor or to its memory
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from hotfuse.analysis.growth import grown_results
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.state import changes_nothing, contents, finish, take_after
 from hotfuse.base.structure import Spec, Taken, take_call
-from hotfuse.frontends.captured import Captured, DeadDraw
+from hotfuse.frontends.captured import Captured, DeadDraw, Warned
 from hotfuse.runtime.samples import snapshot
 
 
@@ -36,6 +40,10 @@ class Effects:
     """Results that are such a tensor itself: (result, tensor)."""
     draws: tuple[DeadDraw, ...] = ()
     """Random numbers that the model draws and nobody reads: behind the call the generator is where it would be."""
+    warned: tuple[Callable[[], None], ...] = ()
+    """Each gives a warning of the model's again; Python's filters decide whether it is shown, or raised."""
+    logged: tuple[tuple[logging.Logger, int], ...] = ()
+    """Where the model's code logs: as long as that is heard, it answers itself."""
     grown: tuple[tuple[int, int], ...] = ()
     """Results that may lie in the memory of one of the call's tensors, with more behind it: (result, tensor)."""
 
@@ -45,7 +53,9 @@ class Effects:
         return bool(self.written) or not changes_nothing(self.spec)
 
     def fits(self, leaves: Sequence[torch.Tensor]) -> bool:
-        """Whether a call's tensors are as captured: what is written shares no memory with the others."""
+        """Whether a call is as captured: nobody listens to what it logs, and what is written shares no memory with others."""
+        if self.logged and heard(self.logged):
+            return False
         if not self.written:
             return True
         memory = [t.untyped_storage().data_ptr() if t.numel() else -1 - i for i, t in enumerate(leaves)]
@@ -57,6 +67,8 @@ class Effects:
 
     def finish(self, outs: Sequence[Any], leaves: Sequence[torch.Tensor], holders: Sequence[Any]) -> Any:
         """The call's result; what it changes is changed."""
+        for warn in self.warned:
+            warn()
         behind = len(outs) - len(self.written)
         results = list(outs[:behind])
         for k, i in self.returned:
@@ -74,10 +86,45 @@ class Effects:
 
 
 def effects_of(spec: Spec, captured: Captured) -> Effects | None:
-    """None where a call changes nothing, draws nothing and gives nothing of what it was given."""
-    if changes_nothing(spec) and not captured.written and not captured.draws:
+    """None where a call does nothing but compute, and gives nothing of what it was given; raises CaptureError where its code logs
+    and is heard, or warns in a way that cannot be repeated.
+    """
+    done = captured
+    logged = loggers(done.logged)
+    if at := heard(logged):
+        raise CaptureError(
+            f"the model's code logs to {at[0].name!r} at level {logging.getLevelName(at[1])}", why=Why.SIDE_EFFECT,
+            because="a captured graph would leave it out", hint="raise the logger's level where the model serves",
+        )
+    warned = tuple(map(_warning, done.warned))
+    if changes_nothing(spec) and not (done.written or done.draws or warned or logged):
         return None
-    return Effects(spec, captured.written, captured.returned, captured.draws, grown_results(captured.graph))
+    return Effects(spec, done.written, done.returned, done.draws, warned, logged, grown_results(done.graph))
+
+
+def loggers(named: Iterable[tuple[str, int]]) -> tuple[tuple[logging.Logger, int], ...]:
+    """Loggers by their names, each with a level."""
+    return tuple((logging.getLogger(name), level) for name, level in named)
+
+
+def heard(logged: Sequence[tuple[logging.Logger, int]]) -> tuple[logging.Logger, int] | None:
+    """The first of some loggers that lets a level through."""
+    return next(((log, level) for log, level in logged if log.isEnabledFor(level)), None)
+
+
+def _warning(warned: Warned) -> Callable[[], None]:
+    """Gives a warning at the place where the model's code gives it; raises CaptureError where its class is not found."""
+    home, _, name = warned.category.partition(":")
+    found: Any = sys.modules.get(home)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, Warning)):
+        raise CaptureError("the model's code gives a warning that cannot be repeated", because=f"there is no {warned.category}",
+                           where=f"{warned.filename}:{warned.lineno}", why=Why.SIDE_EFFECT)  # fmt: skip
+    category: type[Warning] = found
+    names: dict[str, Any] = getattr(sys.modules.get(warned.module), "__dict__", {})
+    registry: dict[Any, Any] = names.setdefault("__warningregistry__", {})
+    return lambda: warnings.warn_explicit(warned.text, category, warned.filename, warned.lineno, warned.module, registry)
 
 
 _OURS, _OURS_OF_MEMORY = 2, 3

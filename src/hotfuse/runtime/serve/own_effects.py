@@ -10,15 +10,18 @@ kernels run is part of what tells kinds of calls apart.
 from __future__ import annotations
 
 import functools
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as every_module
+
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
+from hotfuse.frontends.side_effects import Observed, python_generators
+from hotfuse.runtime.serve.effects import heard, loggers
 
 _C: Any = torch._C
 _ASKED = ("_get_cudnn_enabled", "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_deterministic_algorithms",
@@ -56,8 +59,7 @@ def global_hooks() -> bool:
 
 def random_states() -> tuple[Any, ...]:
     """The states of generators on the host: equal before and behind a call that draws nothing."""
-    own: Any = np.random.get_state()
-    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), own[1].tobytes(), own[2]
+    return torch.default_generator.get_state().numpy().tobytes(), *python_generators()
 
 
 def contents_of(modules: Iterable[nn.Module]) -> list[tuple[int, ...]]:
@@ -68,6 +70,13 @@ def contents_of(modules: Iterable[nn.Module]) -> list[tuple[int, ...]]:
 
 def _inside(held: Any) -> tuple[int, ...]:
     return (*map(id, held), *map(id, held.values())) if isinstance(held, dict) else tuple(map(id, held))
+
+
+def refuse_effects(seen: Observed) -> None:
+    """Raise CaptureError where code did something besides computing: a replay does none of it."""
+    seen.refuse()
+    if seen.warned or heard(loggers(seen.logged)):
+        raise CaptureError("a call cannot be recorded", because="the model's code warns or logs", why=Why.SIDE_EFFECT)
 
 
 def single_numbers(tensors: Sequence[torch.Tensor], kind: str) -> list[tuple[torch.Tensor, str]]:

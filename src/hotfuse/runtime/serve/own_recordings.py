@@ -37,6 +37,7 @@ from hotfuse.base.state import changes_nothing, contents, take_after
 from hotfuse.base.structure import Spec, StructureBuilder, builder, take_call
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import in_background as runs_jobs
+from hotfuse.frontends.side_effects import observed
 from hotfuse.machine.device_clock import clock_of
 from hotfuse.machine.device_stream import unnoticed
 from hotfuse.machine.heap import heap
@@ -48,6 +49,7 @@ from hotfuse.runtime.serve.own_effects import (
     contents_of,
     global_hooks,
     random_states,
+    refuse_effects,
     single_numbers,
     transformed,
 )
@@ -383,8 +385,9 @@ class OwnRecordings:
             made = StructureBuilder(tensors)
             args, kwargs = made.build(spec)
             before = [contents(h) for h in made.holders]
-            with contextlib.nullcontext() if notices else unnoticed():
+            with contextlib.nullcontext() if notices else unnoticed(), observed() as seen:
                 result = self._call(*args, **kwargs)
+            refuse_effects(seen)
             taken = take_after(result, made.holders, before)
             if not changes_nothing(taken.spec):
                 raise CaptureError("a call cannot be recorded", because="it changes its arguments", why=Why.STATEFUL)

@@ -1,0 +1,266 @@
+# pyright: reportPrivateUsage=false
+# Functions, cells and warnings keep what is looked at here in private or special attributes.
+"""What a model's code does besides computing on tensors: a graph of it would leave that out, silently.
+
+Code is watched while it is traced, on the thread that traces. Whatever it does to the world is noted and, as far as possible, not
+done: the world has seen it once already, when the model itself answered the call.
+
+| what the code does | what follows |
+| --- | --- |
+| writes to standard output or standard error, opens a file to write | no graph: the model's own code goes on answering |
+| draws from a generator of Python's or NumPy's, or seeds one | the same |
+| changes an object that it reaches (`watched_state`): counters, lists, class attributes, what callbacks close over | the same |
+| warns | each call in a plan warns again, at the same place: filters decide what is shown, as ever |
+| logs | calls are answered by plans only while the logger lets nothing of that level through |
+
+What runs once in a process (a function behind `functools.lru_cache`, as transformers' `warning_once`) has run, and is left alone.
+What torch does to trace is not the model's doing; layers of torch (`torch/nn`) are.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import logging
+import os
+import random
+import re
+import sys
+import sysconfig
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
+from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.captured import Warned
+from hotfuse.frontends.watched_state import changed, watched_state
+
+_TORCH = os.path.dirname(torch.__file__)
+_LAYERS = os.path.join(_TORCH, "nn")
+_OURS = os.path.dirname(os.path.dirname(__file__))
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_OF_A_CALL = re.compile(r"FakeTensor|\b[su]\d+\b")
+"""How a traced tensor and a symbolic size read: a text with one of them is another one in every call."""
+_FROM_NATIVE = "(Triggered internally at"
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the traced code did."""
+
+    done: list[str] = field(default_factory=list[str])
+    """What no graph does, each with the line that did it."""
+    logged: dict[tuple[str, int], None] = field(default_factory=dict[tuple[str, int], None])
+    """Loggers by name, and levels that were asked of them."""
+    warned: list[Warned] = field(default_factory=list[Warned])
+
+    @contextmanager
+    def call(self, target: Any) -> Generator[None]:
+        """Around a call of `target`: what it changes in objects and generators. Behind the call tracers put some of it back."""
+        before, drawn = watched_state(target), _drawn()
+        yield
+        if _drawn() != drawn:
+            self.done.append("draws from a random generator of the process")
+        self.done += [f"changes {what}" for what in changed(before)]
+
+    def refuse(self) -> None:
+        """Raise CaptureError where a graph would leave something out."""
+        if self.done:
+            what, _, where = self.done[0].partition(" @ ")
+            raise CaptureError(
+                f"the model's code {what}",
+                where=where,
+                because="a captured graph would leave it out",
+                why=Why.SIDE_EFFECT,
+                hint="do that outside of the model, or behind a condition that is off where it serves",
+            )
+
+
+@contextmanager
+def observed() -> Generator[Observed]:
+    """Watch what code does to the world, on this thread, until the block ends."""
+    found = Observed()
+    with _streams(found), _files(found), _logs(found), _warnings(found):
+        yield found
+
+
+def python_generators() -> tuple[Any, ...]:
+    """The states of Python's and NumPy's generators: equal before and behind code that draws nothing."""
+    own: Any = np.random.get_state()
+    return random.getstate(), own[1].tobytes(), own[2]
+
+
+def _drawn() -> tuple[Any, ...]:
+    """The same, and torch's seed: while it traces, torch draws nothing itself."""
+    return *python_generators(), torch.default_generator.initial_seed()
+
+
+def _emitter() -> FrameType | None:
+    """Whose doing this is: the nearest frame of the model's code; None where it is torch's, ours, or has happened already."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _passes_on(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file = frame.f_code.co_filename
+    if (file.startswith(_TORCH) and not file.startswith(_LAYERS)) or file.startswith(_OURS):
+        return None
+    return None if _once(frame) else frame
+
+
+def _passes_on(file: str) -> bool:
+    """Whether code is the standard library's, which does what somebody asked it to."""
+    return (
+        file == __file__ or file.startswith("<frozen") or (file.startswith(_STANDARD) and "site-packages" not in file)
+    )
+
+
+def _once(frame: FrameType | None) -> bool:
+    """Whether a function is running whose result is kept: it has run where the model serves."""
+    while frame is not None:
+        kept = frame.f_globals.get(frame.f_code.co_name)
+        if (
+            hasattr(kept, "cache_info")
+            and getattr(getattr(kept, "__wrapped__", None), "__code__", None) is frame.f_code
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _at(what: str, frame: FrameType) -> str:
+    return f"{what} @ {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+class _Stream:
+    """A standard stream: what the traced code writes is noted, everything else goes on."""
+
+    def __init__(self, stream: Any, name: str, found: Observed) -> None:
+        self._stream, self._name, self._found = stream, name, found
+        self.thread: int | None = threading.get_ident()
+
+    def write(self, text: Any) -> Any:
+        if self.thread == threading.get_ident() and (frame := _emitter()) is not None:
+            self._found.done.append(_at(f"writes to {self._name}", frame))
+            return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _streams(found: Observed) -> Generator[None]:
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr") if getattr(sys, name) is not None}
+    ours = {name: _Stream(stream, f"sys.{name}", found) for name, stream in before.items()}
+    for name, stream in ours.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in ours.items():
+            stream.thread = None  # somebody may have taken it for the real one meanwhile
+            if getattr(sys, name) is stream:
+                setattr(sys, name, before[name])
+
+
+@contextmanager
+def _replaced(places: list[tuple[Any, str]], made: Callable[[Any], Any]) -> Generator[None]:
+    """Have attributes be something else; whatever others put there meanwhile stays."""
+    before = [getattr(owner, name) for owner, name in places]
+    ours = [made(b) for b in before]
+    for (owner, name), new in zip(places, ours, strict=True):
+        setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        for (owner, name), new, old in zip(places, ours, before, strict=True):
+            if getattr(owner, name) is new:
+                setattr(owner, name, old)
+
+
+@contextmanager
+def _files(found: Observed) -> Generator[None]:
+    thread = threading.get_ident()
+
+    def made(real: Any) -> Any:
+        @functools.wraps(real)
+        def opening(file: Any, mode: Any = "r", *rest: Any, **named: Any) -> Any:
+            writes = isinstance(mode, str) and not set(mode).isdisjoint("wax+")
+            if writes and threading.get_ident() == thread and (frame := _emitter()) is not None:
+                found.done.append(_at("opens a file to write", frame))
+                raise CaptureError("a file is not written while a model is traced")
+            return real(file, mode, *rest, **named)
+
+        return opening
+
+    with _replaced([(builtins, "open"), (io, "open")], made):
+        yield
+
+
+@contextmanager
+def _logs(found: Observed) -> Generator[None]:
+    thread = threading.get_ident()
+
+    def made(real: Any) -> Any:
+        @functools.wraps(real)
+        def asked(self: logging.Logger, level: int) -> bool:
+            if threading.get_ident() != thread:
+                return real(self, level)
+            if _emitter() is not None:
+                found.logged[self.name, level] = None
+            return False  # nobody is to hear of what torch logs while it traces
+
+        return asked
+
+    with _replaced([(logging.Logger, "isEnabledFor")], made):
+        yield
+
+
+@contextmanager
+def _warnings(found: Observed) -> Generator[None]:
+    thread = threading.get_ident()
+
+    real = warnings.showwarning
+
+    def shown(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        if threading.get_ident() != thread:
+            real(message, category, filename, lineno, *rest)
+        elif _FROM_NATIVE not in str(message) and (frame := _emitter()) is not None:
+            _warned(found, str(message), category, (filename, lineno), frame)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = shown
+        yield
+
+
+def _warned(found: Observed, text: str, category: type[Warning], at: tuple[str, int], frame: FrameType) -> None:
+    """Note a warning with the place that it names; there are other levels above the model where it is traced."""
+    if _OF_A_CALL.search(text):
+        found.done.append(_at("warns of what a call brings", frame))
+        return
+    traced = at[0].startswith((_TORCH, _OURS))
+    place = frame if traced else _frame_at(frame, *at)
+    filename, lineno = (frame.f_code.co_filename, frame.f_lineno) if traced else at
+    kind, module = f"{category.__module__}:{category.__qualname__}", str(place.f_globals.get("__name__", ""))
+    if (warned := Warned(text, kind, filename, lineno, module)) not in found.warned:
+        found.warned.append(warned)
+
+
+def _frame_at(frame: FrameType, filename: str, lineno: int) -> FrameType:
+    """The frame that a warning names, or the one that warns."""
+    at: FrameType | None = frame
+    while at is not None and (at.f_code.co_filename != filename or at.f_lineno != lineno):
+        at = at.f_back
+    return at or frame

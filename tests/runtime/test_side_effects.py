@@ -1,0 +1,303 @@
+"""What a model's code does besides computing is done in every call, served or not: as in eager, or eager answers and it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import random
+import sys
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse import Settings
+from hotfuse.base.events import Action, Why
+from hotfuse.frontends.side_effects import observed
+from hotfuse.frontends.watched_state import changed, watched_state
+
+INLINE = Settings(capture="inline", hot_calls=2)
+CALLS = 12
+LOG = logging.getLogger("tests.side_effects")
+TOTALS: Counter[str] = Counter()
+SEEN: set[int] = set()
+count = 0
+
+
+class Effect(nn.Module):
+    """A model whose `effect` happens in its forward."""
+
+    total = 0
+
+    def __init__(self, effect: Callable[[Effect, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.effect = effect
+        self.calls, self.taken, self.recent = 0, {"n": 0}, deque[int](maxlen=100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.effect(self, x)
+        return self.linear(x)
+
+
+def _counts(model: Effect, _x: torch.Tensor) -> None:
+    model.calls += 1
+
+
+def _class(model: Effect, _x: torch.Tensor) -> None:
+    type(model).total += 1
+
+
+def _global(_model: Effect, _x: torch.Tensor) -> None:
+    global count
+    count += 1
+
+
+def _entry(model: Effect, _x: torch.Tensor) -> None:
+    model.taken["n"] += 1
+
+
+def _counter(_model: Effect, _x: torch.Tensor) -> None:
+    TOTALS["n"] += 1
+
+
+def _deque(model: Effect, _x: torch.Tensor) -> None:
+    model.recent.append(len(model.recent))
+
+
+def _set(_model: Effect, _x: torch.Tensor) -> None:
+    SEEN.add(len(SEEN))
+
+
+def _timed(model: Effect, _x: torch.Tensor) -> None:
+    model.taken["n"] += int(time.perf_counter() > 0)
+
+
+STATE: dict[str, tuple[Callable[[Effect, torch.Tensor], Any], Callable[[Effect], int]]] = {
+    "an attribute": (_counts, lambda m: m.calls),
+    "a class's attribute": (_class, lambda _: Effect.total),
+    "a global variable": (_global, lambda _: count),
+    "an entry": (_entry, lambda m: m.taken["n"]),
+    "a counter": (_counter, lambda _: TOTALS["n"]),
+    "a deque": (_deque, lambda m: len(m.recent)),
+    "a set": (_set, lambda _: len(SEEN)),
+    "a time that is summed": (_timed, lambda m: m.taken["n"]),
+}
+
+
+def served(model: nn.Module, x: torch.Tensor, calls: int = CALLS) -> hotfuse.Jit:
+    fast = hotfuse.jit(model, settings=INLINE)
+    for _ in range(calls):
+        fast(x)
+        assert fast.wait(60)
+    return fast
+
+
+def refused(fast: hotfuse.Jit) -> list[Any]:
+    return [d for d in fast._engine.log.decisions if d.action is Action.REFUSE and d.why is Why.SIDE_EFFECT]  # pyright: ignore
+
+
+@pytest.fixture(autouse=True)
+def nothing_happened() -> None:
+    global count
+    count, Effect.total = 0, 0
+    TOTALS.clear()
+    SEEN.clear()
+
+
+@pytest.mark.parametrize("what", STATE)
+def test_state_that_a_call_changes_is_changed_by_every_call(what: str) -> None:
+    effect, read = STATE[what]
+    model = Effect(effect)
+    with torch.no_grad(), served(model, torch.randn(3, 8)) as fast:
+        assert refused(fast)
+        traced = read(model) - CALLS  # a capture in this process runs the code, and globals are not copied for it
+        assert 0 <= traced <= fast.stats()["captures"], what
+
+
+def test_what_callbacks_close_over_counts_as_state() -> None:
+    kept: list[float] = []
+    model = Effect(lambda _m, x: kept.append(float(len(x))))
+    with torch.no_grad(), served(model, torch.randn(3, 8)) as fast:
+        assert refused(fast) and fast.stats()["graph_calls"] == 0
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_prints_are_printed_by_every_call(stream: str) -> None:
+    model = Effect(lambda _m, x: print("here", x.shape, file=getattr(sys, stream)))
+    redirect = contextlib.redirect_stdout if stream == "stdout" else contextlib.redirect_stderr
+    with torch.no_grad(), redirect(io.StringIO()) as text, served(model, torch.randn(3, 8)) as fast:
+        (told,) = refused(fast)
+        assert "sys." + stream in str(told) and __file__ in str(told.evidence["where"])
+    assert text.getvalue() == "here torch.Size([3, 8])\n" * CALLS
+
+
+def test_a_file_is_written_by_every_call_and_not_by_the_capture(tmp_path: Path) -> None:
+    path = tmp_path / "calls"
+
+    def note(_model: Effect, _x: torch.Tensor) -> None:
+        with path.open("a") as file:
+            file.write("x")
+
+    with torch.no_grad(), served(Effect(note), torch.randn(3, 8)) as fast:
+        assert refused(fast) and path.read_text() == "x" * CALLS
+
+
+_OWN = np.random.default_rng(3)
+_DRAWS = {"python": random.random, "numpy": lambda: float(np.random.rand()), "numpy's method": np.random.rand, "own": _OWN.random}
+
+
+@pytest.mark.parametrize("draw", _DRAWS.values(), ids=_DRAWS)
+def test_numbers_of_other_generators_are_drawn_by_every_call(draw: Callable[[], float]) -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * (2.0 if draw() < 0.5 else 1.0)
+
+    model, x, own = Draws(), torch.randn(3, 8), _OWN.bit_generator.state
+
+    def seeded(call: Any) -> list[torch.Tensor]:
+        random.seed(1)
+        np.random.seed(1)
+        _OWN.bit_generator.state = own
+        return [call(x) for _ in range(24)]
+
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        fast(x)
+        assert fast.wait(60)
+        torch.testing.assert_close(seeded(fast), seeded(model))
+        assert refused(fast)
+
+
+def test_a_number_that_is_another_one_in_every_call_is_no_constant() -> None:
+    class Stamped(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+            return x + 1, time.time()
+
+    with torch.no_grad(), served(Stamped(), torch.randn(3, 8)) as fast:
+        before = time.time()
+        assert fast(torch.randn(3, 8))[1] >= before
+
+
+def test_warnings_are_given_by_every_call_at_their_place() -> None:
+    def careful(_model: Effect, _x: torch.Tensor) -> None:
+        warnings.warn("careful", FutureWarning, stacklevel=1)
+
+    model, x = Effect(careful), torch.randn(3, 8)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as found, served(model, x) as fast:
+        warnings.simplefilter("always")
+        found.clear()
+        fast(x)
+        model(x)
+        assert fast.stats()["graph_calls"] > 0
+        ours, theirs = found
+        assert (str(ours.message), ours.category, ours.filename, ours.lineno) == (
+            str(theirs.message), theirs.category, theirs.filename, theirs.lineno)  # fmt: skip
+        warnings.simplefilter("error")
+        with pytest.raises(FutureWarning):
+            fast(x)
+        warnings.resetwarnings()
+        warnings.simplefilter("default")
+        found.clear()
+        fast(x)
+        fast(x)
+        assert len(found) == 1
+
+
+def test_a_warning_of_what_a_call_brings_is_left_to_the_models_code() -> None:
+    model = Effect(lambda _m, x: warnings.warn(f"sum {x.sum()}", stacklevel=1))
+    with torch.no_grad(), warnings.catch_warnings(record=True) as found, served(model, torch.randn(3, 8)) as fast:
+        warnings.simplefilter("always")
+        found.clear()
+        fast(torch.ones(3, 8))
+        assert "sum 24" in str(found[0].message) and refused(fast)
+
+
+def test_what_is_logged_is_heard_and_what_is_not_heard_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Effect(lambda _m, x: LOG.debug("rows %s", x.shape[0])), torch.randn(3, 8)
+    heard: list[str] = []
+    monkeypatch.setattr(LOG, "handle", lambda record: heard.append(record.getMessage()))
+    LOG.setLevel(logging.INFO)
+    with torch.no_grad(), served(model, x) as fast:
+        plans = fast.stats()["graph_calls"]
+        assert plans > 0 and not heard
+        LOG.setLevel(logging.DEBUG)
+        fast(x)
+        assert heard == ["rows 3"] and fast.stats()["graph_calls"] == plans
+        LOG.setLevel(logging.INFO)
+        fast(x)
+        assert len(heard) == 1 and fast.stats()["graph_calls"] == plans + 1
+    LOG.setLevel(logging.DEBUG)
+    with torch.no_grad(), served(model, x) as fast:
+        (told,) = refused(fast)
+        assert "tests.side_effects" in str(told) and len(heard) == 1 + CALLS
+
+
+@functools.lru_cache(None)
+def _once(text: str) -> None:
+    print(text)
+    LOG.warning(text)
+
+
+def test_what_runs_once_in_a_process_has_run() -> None:
+    model = Effect(lambda _m, _x: _once("hello"))
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()) as text, served(model, torch.randn(3, 8)) as fast:
+        assert fast.stats()["graph_calls"] > 0
+    assert text.getvalue().count("hello") <= 1
+    _once.cache_clear()
+
+
+def test_caches_that_are_filled_by_the_first_call_are_no_effect() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.masks: dict[int, torch.Tensor] = {}
+            self.scale: float | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[1] not in self.masks:
+                self.masks[x.shape[1]] = torch.ones(x.shape[1]).cumsum(0)
+            self.scale = self.scale or 0.5
+            return x * self.masks[x.shape[1]] * self.scale
+
+    with torch.no_grad(), served(Lazy(), torch.randn(3, 8)) as fast:
+        assert fast.stats()["graph_calls"] > 0 and not refused(fast)
+
+
+def test_other_threads_and_the_time_after_go_their_way(tmp_path: Path) -> None:
+    import threading
+
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        with observed() as seen:
+            stream = sys.stdout
+            thread = threading.Thread(target=lambda: (print("other"), (tmp_path / "other").write_text("x")))
+            thread.start()
+            thread.join()
+            assert LOG.isEnabledFor(logging.CRITICAL) is False
+        print("after", file=stream)  # somebody kept it
+        assert LOG.isEnabledFor(logging.CRITICAL)
+    assert text.getvalue() == "other\nafter\n" and not seen.done and (tmp_path / "other").exists()
+
+
+def test_state_is_compared_by_identity_and_plain_values_by_equality() -> None:
+    model = Effect(_counts)
+    model.effect = functools.partial(_counts)
+    before = watched_state(model)
+    model.calls, model.recent = int("0"), model.recent
+    model.taken["n"] = 0
+    assert not changed(before)
+    model.taken["n"] = 1
+    assert changed(before) == ["a dict that it reaches, at n"]
