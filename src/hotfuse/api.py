@@ -22,7 +22,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run
-from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
+from hotfuse.base.settings import INEXACT, Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import TENSOR, Spec, held_by_objects
 from hotfuse.cache.place import cache_stats
 from hotfuse.compile.captures import Known, captured, known, recalled
@@ -377,6 +377,7 @@ def jit(
 ) -> Jit:
     """Serve a module, a function or an exported program: its own code at first, captured graphs as soon as they are proven.
 
+    `exact=False` allows all that is not equal in real arithmetic: `precision="bf16"` and `Settings.padding` "ignore";
     `precision="bf16"` lets products round their operands, which no default does (`Settings.precision`);
     `weights` says how writes to weights are noticed that torch does not show (`Settings.weights`);
     `artifacts` is a bundle that `hotfuse build` made: its plans are proven on the first calls and serve, without a compile;
@@ -401,11 +402,11 @@ def jit(
     if weights not in ("watched", "checked", "frozen"):
         raise InputError(f"unknown way to look after weights {weights!r}", hint="watched, checked or frozen")
     base = settings or from_env()
-    asked = {"objective": objective, "exact": exact, "threads": threads, "profiles": profiles, "precision": precision,
-             "weights": weights}
-    defaults = {"objective": "latency", "exact": True, "threads": None, "profiles": None, "precision": "fp32",
-                "weights": "watched"}
+    asked = {"objective": objective, "threads": threads, "profiles": profiles, "precision": precision, "weights": weights}
+    defaults = {"objective": "latency", "threads": None, "profiles": None, "precision": "fp32", "weights": "watched"}
     changes = {name: value for name, value in asked.items() if value != defaults[name]}
+    if not exact:
+        changes |= INEXACT
     chosen = with_artifacts(base.with_(**changes), artifacts)
     if chosen.weights == "checked" and chosen.release_weights:
         raise InputError("weights='checked' reads all weights in every call, and release_weights gives their memory back",

@@ -92,6 +92,20 @@ def test_what_outputs_show_is_computed_unless_the_user_says_otherwise() -> None:
     fast.close()
 
 
+def test_a_user_who_needs_no_exact_result_allows_rounding_and_empty_padded_rows() -> None:
+    model = PaddedEncoder(pools="nothing").eval()
+    fast: Any = hotfuse.jit(model, exact=False, settings=INLINE)
+    assert fast._engine.settings == INLINE.with_(precision="bf16", padding="ignore")
+    for _ in range(30):
+        ids, mask = batch(3, 16)
+        live = mask.bool()
+        got, want = fast(ids, mask)[live], model(ids, mask)[live]
+        torch.testing.assert_close(got, want, rtol=0, atol=2e-2 * float(want.abs().max()))
+    assert entry_of(fast).plan.layers == (AttemptKey(PADDING),), str(fast.explain())
+    assert fast.explain().to_dict()["exact"] is False and hotfuse.jit(model).explain().to_dict()["exact"] is True
+    fast.close()
+
+
 @pytest.mark.filterwarnings("ignore")  # the exporter's own
 def test_a_session_packs_what_its_file_pads() -> None:
     model, file = PaddedEncoder("indexed").eval(), io.BytesIO()

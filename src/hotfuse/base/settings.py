@@ -28,6 +28,10 @@ BF16_RTOL = 2e-2
 """What products of operands rounded to 8 significant bits may be off by, relative to the largest magnitude."""
 
 
+INEXACT: Mapping[str, str] = {"precision": "bf16", "padding": "ignore"}
+"""Choices that allow transformations which are not equal in real arithmetic; no default is among them."""
+
+
 def _code(default: object) -> object:
     return field(default=default, metadata={"affects_code": True})
 
@@ -38,8 +42,6 @@ class Settings:
 
     objective: Objective = _code("latency")  # type: ignore[assignment]
     """What a new plan has to be better in on real calls: the time of a call, its energy, or its memory."""
-    exact: bool = _code(default=True)  # type: ignore[assignment]
-    """Only transformations that are equal in real arithmetic. There are no others yet, so False changes nothing."""
     precision: Precision = _code("fp32")  # type: ignore[assignment]
     """`bf16`: products of fp32 tensors with constant weights round both operands to bfloat16 and add up in fp32, where the machine
     has instructions for that (seen to execute). Plans may then differ from the model by 2% of the largest magnitude."""
@@ -148,6 +150,11 @@ class Settings:
     """Whether generated code is named in the file that `perf` reads; HOTFUSE_PERF_MAP=1 switches it on."""
     max_events: int = 4096
     """Decisions remembered per model; older ones are forgotten first."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether only transformations are allowed that are equal in real arithmetic."""
+        return not any(getattr(self, name) == value for name, value in INEXACT.items())
 
     @property
     def tolerance(self) -> float:
