@@ -17,11 +17,19 @@ from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.program import NodeCtx
 from hotfuse.frontends.onnx.registry import VARIES, find
+from hotfuse.native import byte_kernels
 
 CTX = NodeCtx(19, 1)
 Array = np.ndarray[Any, Any]
 
 pytestmark = pytest.mark.skipif(not storage.available(), reason="this torch has no quantized tensors")
+
+
+@pytest.fixture(autouse=True, params=["library", "compiled"])
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first calls have the library's passes over memory, later ones compiled ones."""
+    monkeypatch.setattr(byte_kernels.background, "kernels", byte_kernels.byte_kernels() if request.param == "compiled" else None)
+    monkeypatch.setattr(byte_kernels.background, "begin", lambda: None)
 
 
 def prepared(op: str, inputs: list[Any], domain: str = "", **attrs: Any) -> Any:
@@ -84,7 +92,9 @@ def weights(dtype: torch.dtype, bits: int, *shape: int) -> tuple[torch.Tensor, i
 
 @pytest.mark.parametrize("bits", [7, 8])
 @pytest.mark.parametrize(("x_dtype", "w_dtype"), [(torch.uint8, torch.int8), (torch.int8, torch.int8), (torch.uint8, torch.uint8)])
-@pytest.mark.parametrize("form", [(1, 24, 3, 2), (24, 24, 3, 2), (4, 24, 5, 2), (1, 24, 1, 2), (1, 3, 7, 2), (1, 24, 5, 1)])
+@pytest.mark.parametrize(
+    "form", [(1, 24, 3, 2), (24, 24, 3, 2), (4, 24, 5, 2), (1, 24, 1, 2), (1, 20, 1, 2), (1, 3, 7, 2), (1, 24, 5, 1), (1, 20, 1, 1)]
+)
 def test_convolutions(bits: int, x_dtype: torch.dtype, w_dtype: torch.dtype, form: tuple[int, int, int, int]) -> None:
     groups, channels, kernel, rank = form
     x = extreme(x_dtype, 2, channels, *(11, 9)[:rank])
@@ -96,7 +106,7 @@ def test_convolutions(bits: int, x_dtype: torch.dtype, w_dtype: torch.dtype, for
     bias = torch.randint(-9000, 9000, (24,), dtype=torch.int32)
     zero = torch.tensor(x_zero, dtype=x_dtype)
     inputs = [x, torch.tensor(0.02), zero, w, each, zeros, torch.tensor(out), zero, bias]
-    attrs = {"group": groups, "pads": [kernel // 2] * (2 * rank), "strides": [1, 2][-rank:]}
+    attrs = {"group": groups, "pads": [kernel // 2] * (2 * rank), "strides": [1, 1 if channels == 20 else 2][-rank:]}
     found = prepared("QLinearConv", inputs, **attrs)
     assert found is not None
     got, want, _ = found
@@ -301,3 +311,84 @@ def test_ranges_of_calls(x: torch.Tensor) -> None:
     got, want, _ = prepared("DynamicQuantizeLinear", [x])
     assert all(g.dtype is w.dtype and g.shape == w.shape for g, w in zip(got, want, strict=True))
     assert all(torch.equal(g, w) or not bool(torch.isfinite(want[1])) for g, w in zip(got, want, strict=True))
+
+
+def dynamic_layer(outputs: int, *, zero: int | None, each: bool, bias: bool, relu: bool, dtype: str = "int8") -> bytes:
+    """As ONNX Runtime's quantizer writes a layer of 24 inputs."""
+    rng = np.random.default_rng(outputs)
+    middle = 0 if zero is None else zero
+    w = (
+        (rng.integers(-60, 60, (24, outputs)) + middle)
+        .clip(*{"int8": (-128, 127), "uint8": (0, 255)}[dtype])
+        .astype(dtype)
+    )
+    constants: dict[str, Array] = {
+        "w": w,
+        "ws": (rng.random(outputs if each else ()) * 0.01 + 0.001).astype(np.float32),
+    }
+    names = ["q", "w", "z"]
+    if zero is not None:
+        constants["wz"] = np.full(outputs if each else (), zero, dtype)
+        names.append("wz")
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]), helper.make_node("MatMulInteger", names, ["i"]),
+        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), helper.make_node("Mul", ["s", "ws"], ["u"]),
+        helper.make_node("Mul", ["f", "u"], ["y0"]),
+    ]  # fmt: skip
+    last = "y0"
+    if bias:
+        constants["b"] = rng.standard_normal(outputs).astype(np.float32)
+        nodes.append(helper.make_node("Add", [last, "b"], ["y1"]))
+        last = "y1"
+    nodes.append(helper.make_node("Relu" if relu else "Identity", [last], ["y"]))
+    return model(nodes, ("n", 24), constants)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("zero", [None, 0, 3, -5])
+@pytest.mark.parametrize(
+    "form", [(33, True, True, True), (16, False, False, False), (1, False, True, False), (40, True, False, True)]
+)
+def test_dynamic_layers_are_two_steps_with_the_same_numbers(
+    zero: int | None, form: tuple[int, bool, bool, bool]
+) -> None:
+    outputs, each, bias, relu = form
+    file = dynamic_layer(outputs, zero=zero, each=each, bias=bias, relu=relu)
+    fast, plain = OnnxModule(load(file)), OnnxModule(load(file), pack=False)
+    odd = torch.randn(3, 24)
+    odd[1, 5] = torch.nan
+    far = torch.randn(2, 24)
+    far[0, 0] = torch.inf
+    for x in (torch.randn(1, 24), torch.randn(7, 24) * 40 + 9, torch.zeros(2, 24), torch.randn(2, 3, 24), torch.randn(24),
+              torch.randn(24, 5).t(), torch.full((2, 24), 4.0), torch.randn(5, 24) * 1e-42, odd, far):  # fmt: skip
+        (got,), (want,) = fast(x), plain(x)
+        assert got.shape == want.shape
+        assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(), want.nan_to_num())
+    assert fast.program.prepared_steps == (2 if relu else 3)
+
+
+@pytest.mark.parametrize("zero", [128, 117, 0])
+@pytest.mark.parametrize("instruction", [True, False])
+def test_dynamic_layers_with_unsigned_weights(zero: int, instruction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no instruction multiplies bytes: as floats, which hold the same sums."""
+    if not instruction:
+        monkeypatch.setattr(layers, "signed_sums_are_exact", lambda: False)
+    file = dynamic_layer(19, zero=zero, each=False, bias=True, relu=False, dtype="uint8")
+    fast, plain = OnnxModule(load(file)), OnnxModule(load(file), pack=False)
+    x = torch.randn(6, 24)
+    assert torch.equal(fast(x)[0], plain(x)[0])
+
+
+def test_a_scale_that_something_else_reads_stays() -> None:
+    proto = onnx.load_from_string(dynamic_layer(8, zero=None, each=False, bias=True, relu=True))
+    proto.graph.node.append(helper.make_node("Mul", ["x", "s"], ["other"]))
+    proto.graph.output.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, None))
+    file = proto.SerializeToString()
+    fast, plain, x = OnnxModule(load(file)), OnnxModule(load(file), pack=False), torch.randn(4, 24)
+    for got, want in zip(fast(x), plain(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_wrong_sizes_are_the_models_error() -> None:
+    fast = OnnxModule(load(dynamic_layer(8, zero=None, each=False, bias=False, relu=False)))
+    with pytest.raises(hotfuse.ModelError, match="MatMulInteger"):
+        fast(torch.randn(2, 23))

@@ -19,6 +19,7 @@ import torch
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import control, limits
 from hotfuse.frontends.onnx.convs import folded
+from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model import OnnxNode
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, Call, Program, ProgramStep, Ready
@@ -32,6 +33,7 @@ RANDOM = frozenset(
 """Operators that may give something else in every call."""
 EXTRA_BYTES = 1 << 20
 """How much more than the constants it is made of what is kept may take: weights of bytes stay bytes."""
+
 
 def ready(program: Program) -> Ready:
     """The program with its constants prepared; as it stands where that fails, which is counted, and the run says what is wrong."""
@@ -66,7 +68,10 @@ def _folded(program: Program) -> Ready:
     """Of memory that steps are run on: its address, and how large it is."""
     made: dict[int, int] = {}
     left: list[ProgramStep] = []
-    steps = on_bytes(program.steps, known - {ABSENT}, env, program.out_slots) if program.pack else program.steps
+    steps = program.steps
+    if program.pack:
+        for change in (on_bytes, dynamic_layers):
+            steps = change(steps, known - {ABSENT}, env, program.out_slots)
     for step in steps:
         if _constant(step, known, program.out_slots):
             read.update(_memory(env[i] for i in step.ins))
@@ -126,7 +131,9 @@ def _ready(program: Program, template: list[Value], made: Sequence[_Made], known
     originals = _memory(program.template)
     kept = {a: n for a, n in _memory(template).items() if a not in originals}
     nested = {id(p): p for m in made for p in m.nested}
-    return Ready(template, _calls(program, made, known), sum(kept.values()) + sum(m.bytes for m in made), tuple(nested.values()))
+    return Ready(
+        template, _calls(program, made, known), sum(kept.values()) + sum(m.bytes for m in made), tuple(nested.values())
+    )
 
 
 def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> bool:

@@ -88,9 +88,13 @@ def _through_pool(fn: OpFn, ctx: Any, args: list[Any], at: list[int], attrs: dic
 def moves(*positions: int) -> Callable[[OpFn], OpFn]:
     """Let a function that only moves elements take any type; `positions` are its data inputs (none: all)."""
 
+    first = positions[0] if positions else 0
+
     def wrap(fn: OpFn) -> OpFn:
         @functools.wraps(fn)
         def run(ctx: Any, *inputs: Any, **attrs: Any) -> Any:
+            if len(inputs) > first and isinstance(x := inputs[first], torch.Tensor) and x.dtype not in _CARRIER:
+                return fn(ctx, *inputs, **attrs)  # as nearly always: data inputs have one type
             args = list(inputs)
             at = _present(args, positions)
             if any(isinstance(args[i], np.ndarray) for i in at):
@@ -122,9 +126,13 @@ def _for_unsigned(
     encode: Callable[[torch.Tensor], torch.Tensor],
     decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
 ) -> Callable[[OpFn], OpFn]:
+    first = positions[0] if positions else 0
+
     def wrap(fn: OpFn) -> OpFn:
         @functools.wraps(fn)
         def run(ctx: Any, *inputs: Any, **attrs: Any) -> Any:
+            if len(inputs) > first and isinstance(x := inputs[first], torch.Tensor) and x.dtype not in _SIGNED:
+                return fn(ctx, *inputs, **attrs)
             args = list(inputs)
             at = _present(args, positions)
             dtype = args[at[0]].dtype if at else None

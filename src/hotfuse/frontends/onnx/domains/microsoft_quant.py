@@ -155,7 +155,7 @@ def _prepare_gemm(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
     if attrs.get("alpha", 1.0) != 1.0 or attrs.get("transA") or b.dim() != 2 or b.dtype is not b_zero.dtype:
         return None
     scales = layers.layer_scales((a_scale, a_zero), (b_scale, b_zero), (y_scale, y_zero))
-    weight = b if attrs.get("transB") else b.t().contiguous()
+    weight = b if attrs.get("transB") else b.t()
     if scales is None or not (c is None or c.numel() == weight.shape[0]):
         return None
     made = layers.linear(scales, weight, None if c is None else c.reshape(-1))

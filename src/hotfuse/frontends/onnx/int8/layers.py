@@ -1,5 +1,8 @@
 """Products and convolutions of bytes with constant weights, in the library's integer kernels where their sums are exact.
 
+Products are torch's of signed bytes, where the processor has an instruction for it: they cost little beside the sums, also for
+one row. Convolutions that look at one pixel are such products.
+
 FBGEMM's kernels compute what ONNX says: an integer sum, times `x_scale * w_scale / y_scale`, rounded half to even. On processors
 without VNNI they add two products of bytes in 16 bits, which saturates; weights of seven bits never do. Others are multiplied as
 floats, where floats hold every sum exactly. What fits neither stays with the operator's own function.
@@ -18,17 +21,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.frontends.onnx.int8.storage import LIMITS, QUANTIZED, available, bytes_of, number, quantized_view, stored
+from hotfuse.frontends.onnx.int8.storage import (
+    LIMITS,
+    QUANTIZED,
+    available,
+    bytes_of,
+    number,
+    passes,
+    quantized_view,
+    stored,
+)
+from hotfuse.native.byte_kernels import background
+from hotfuse.native.target import host
 from hotfuse.ops.folded_conv import Window
 
 SEVEN_BITS = 64
 """Two products of a byte and such a weight fit 16 bits."""
+MOST_PRODUCTS = 1 << 16
+"""So many products of signed bytes, with what zero points and a bias add, stay far within 32 bits."""
 EXACT = 1 << 24
 """Integers up to here are floats."""
 FEW_ROWS = 4
 """Products of fewer rows are faster as floats: the integer kernels take as long for one row as for four."""
 WIDENED_BYTES = 64 << 20
 """Most memory of one layer's weights as floats."""
+
+TURN = torch.tensor(128, dtype=torch.uint8)
+"""The highest bit of a byte: turned, unsigned bytes are signed ones, 128 less."""
 
 _engine = threading.Lock()
 ByteLayer = Callable[[Tensor], Tensor]
@@ -52,7 +71,9 @@ def layer_scales(x: Sequence[Any], w: Sequence[Any], y: Sequence[Any]) -> LayerS
     """Of constants, a scale and a zero point each; None where one is no constant, or not of bytes."""
     (xs, xz), (ws, wz), (ys, yz) = x, w, y
     single = (xs, xz, ys, yz)
-    if any(number(t) is None for t in single) or not all(isinstance(t, Tensor) and t.dim() <= 1 and t.numel() for t in (ws, wz)):
+    if any(number(t) is None for t in single) or not all(
+        isinstance(t, Tensor) and t.dim() <= 1 and t.numel() for t in (ws, wz)
+    ):
         return None
     if any(t.dtype is not torch.float32 for t in (xs, ws, ys)) or any(t.dtype not in QUANTIZED for t in (xz, wz, yz)):
         return None
@@ -62,8 +83,10 @@ def layer_scales(x: Sequence[Any], w: Sequence[Any], y: Sequence[Any]) -> LayerS
 
 
 def linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[ByteLayer, int] | None:
-    """`y = x @ weight.T + bias` of bytes, and the memory it holds; None where neither way is exact."""
-    w, scales = _signed(weight, scales)
+    """`y = x @ weight.T + bias` of bytes, and the memory it holds; None where no way is exact."""
+    if (product := signed_product(weight, scales.w_zero)) is not None:
+        return _on_signed(scales, product, bias), product.bytes
+    w, scales = _signed(weight.contiguous(), scales)
     floats = _floats(scales, w, bias, F.linear, 0)
     if not _integer_kernels(w, 1):
         return floats
@@ -76,18 +99,92 @@ def linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[By
 
 
 def conv(scales: LayerScales, weight: Tensor, bias: Tensor | None, window: Window) -> tuple[ByteLayer, int] | None:
-    """A convolution of images of bytes, with channels innermost in the result; None where neither way is exact."""
+    """A convolution of images of bytes, with channels innermost in the result; None where no way is exact."""
+    one_pixel = weight.shape[2:] == (1, 1) and window.groups == 1 and set(window.stride) == {1} and not any(window.pads)
+    if one_pixel and (product := signed_product(weight.flatten(1), scales.w_zero)) is not None:
+        rows = _on_signed(scales, product, bias)
+        return (lambda x: rows(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), product.bytes
     w, scales = _signed(weight, scales)
     exact = _integer_kernels(w, window.groups)
     if not exact or not _made_for(w, window):
         how = (window.stride, window.pads, window.dilation, window.groups)
-        order = torch.channels_last  # of weights of one channel the library cannot tell, and takes far longer in the other
+        order = (
+            torch.channels_last
+        )  # of weights of one channel the library cannot tell, and takes far longer in the other
         floats = _floats(scales, w, bias, lambda x, w, b: F.conv2d(x.contiguous(memory_format=order), w, b, *how), 2)
         if floats is not None or not exact:
             return floats
     each = (list(window.stride), list(window.pads), list(window.dilation), window.groups)
     packed = _packed(torch.ops.quantized.conv2d_prepack, w, scales, bias, *each)
     return _kernel(scales, packed, torch.ops.quantized.conv2d), w.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class SignedProduct:
+    """Products of rows of signed bytes with constant weights less their zero points, also signed bytes, as 32-bit integers."""
+
+    weight: Tensor
+    """Inputs by outputs."""
+    sums: Tensor
+    """Of each column: what one more in all of a row adds."""
+    bytes: int
+    """Memory that was not there before."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The sums of `x`, two-dimensional."""
+        return torch._int_mm(x, self.weight)  # pyright: ignore[reportPrivateUsage]
+
+
+def signed_product(weight: Tensor, zero: Tensor | None) -> SignedProduct | None:
+    """Of weights (outputs, inputs) and their zero points, one or one for each output; None where the differences are no
+    signed bytes, or this processor's sums of them not known to be exact."""
+    if weight.dtype not in QUANTIZED or not weight.numel() or weight.shape[1] > MOST_PRODUCTS or not signed_sums_are_exact():
+        return None
+    wide = weight.to(torch.int16)
+    if zero is not None:
+        wide = wide - zero.to(torch.int16).reshape(-1, 1)
+    if int(wide.min()) < -128 or int(wide.max()) > 127:
+        return None
+    found = wide.to(torch.int8).contiguous()  # output by output: for one row twice as fast
+    return SignedProduct(found.t(), found.sum(1, dtype=torch.int32), found.nbytes + 4 * len(found))
+
+
+@functools.cache
+def signed_sums_are_exact() -> bool:
+    """Whether the library multiplies signed bytes by an instruction for it, and exactly: believed after it did."""
+    if not host().dots_bytes or not available():
+        return False
+    low, high = torch.full((8, 64), -128, dtype=torch.int8), torch.full((64, 16), 127, dtype=torch.int8)
+    pairs = ((low, high, -128 * 127), (low, low.t().contiguous(), 128 * 128), (high.t().contiguous(), high, 127 * 127))
+    try:
+        return all(bool((torch._int_mm(a, b) == 64 * each).all()) for a, b, each in pairs)  # pyright: ignore[reportPrivateUsage]
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+
+
+def _on_signed(scales: LayerScales, product: SignedProduct, bias: Tensor | None) -> ByteLayer:
+    """Unsigned bytes have their highest bit turned, which moves the zero point along."""
+    turned = scales.x_dtype is torch.uint8
+    start = product.sums * -(scales.x_zero - 128 * turned)
+    if bias is not None:
+        start = start + bias.to(torch.int32)
+    inputs, columns = product.weight.shape
+    factor = (torch.tensor(scales.x) * scales.w / torch.tensor(scales.y)).expand(columns).contiguous()
+    addresses = start.data_ptr(), factor.data_ptr()
+    low, high = LIMITS[scales.y_dtype]
+    background.begin()
+
+    def run(x: Tensor) -> Tensor:
+        rows = x if x.dim() == 2 else x.reshape(-1, inputs)
+        total = product((rows ^ TURN).view(torch.int8) if turned else rows)
+        shape = (*x.shape[:-1], columns)
+        if (native := passes(total.numel())) is None:
+            return stored((total + start).float().mul_(factor), scales.y_zero, scales.y_dtype).view(shape)
+        y = torch.empty(shape, dtype=scales.y_dtype)
+        native.to_bytes(total.data_ptr(), y.data_ptr(), len(rows), *addresses, scales.y_zero, low, high, columns)
+        return y
+
+    return run
 
 
 def _made_for(w: Tensor, window: Window) -> bool:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.int8.steps import DEQUANTIZE, QUANTIZE, Scaled, StepIndex
-from hotfuse.frontends.onnx.int8.storage import LIMITS
+from hotfuse.frontends.onnx.int8.storage import LIMITS, dense, passes
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.registry import Prepared
+from hotfuse.native.byte_kernels import background
 
 
 def rounded_floats(index: StepIndex) -> tuple[ProgramStep, ...]:
@@ -36,11 +37,17 @@ def rounded_floats(index: StepIndex) -> tuple[ProgramStep, ...]:
 
 def _rounding(step: ProgramStep, y: Scaled, outs: tuple[int, ...]) -> ProgramStep:
     low, high = (float(limit - int(y.zero)) for limit in LIMITS[y.zero.dtype])
-    unit = y.scale.reshape(())
+    unit = float(y.scale)
+    background.begin()
 
     def call(x: Tensor, scale: Tensor, zero: Tensor) -> Any:
         if x.dtype is not torch.float32:  # the operator's own error, or its conversion
             return (step.call(x, scale, zero).float() - zero.float()) * scale
-        return (x / unit).round_().nan_to_num_(nan=low).clamp_(low, high).mul_(unit)
+        if (native := passes(x.numel())) is None:
+            return (x / unit).round_().nan_to_num_(nan=low).clamp_(low, high).mul_(unit)
+        x = dense(x)
+        y = torch.empty_like(x)
+        native.rounded(x.data_ptr(), y.data_ptr(), unit, low, high, x.numel())
+        return y
 
     return replace(step, call=call, outs=outs, prepare=lambda *_: Prepared(call, 0))

@@ -1,7 +1,7 @@
-"""Bytes and what they stand for, in as few passes over memory as the library needs.
+"""Bytes and what they stand for, in one pass over memory (`native.byte_kernels`); until those are there, in few of the library's.
 
 torch has one pass each from quantized tensors to floats and back, but rounds other than ONNX does: by the scale's reciprocal, and
-with the zero point added before. So the division and the rounding stay passes of their own; the library shifts and saturates.
+with the zero point added before. So there the division and the rounding are passes of their own; the library shifts and saturates.
 A quantized tensor is here a view: bytes that it shares with the tensor that programs see.
 """
 
@@ -16,10 +16,48 @@ import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies
+from hotfuse.native.byte_kernels import ByteKernels, background
 
 QUANTIZED = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 """Types of bytes, and those of the library's tensors that know their scale."""
 LIMITS = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
+ONE_THREAD = 1 << 20
+"""Elements that one thread goes through as fast as a team of the library goes several times."""
+
+
+def passes(elements: int) -> ByteKernels | None:
+    """The compiled passes, for so many elements; None until they are there, and where a team of threads is faster."""
+    found = background.kernels
+    return found if elements <= ONE_THREAD or torch.get_num_threads() <= 2 else None
+
+
+def dense(x: Tensor) -> Tensor:
+    """A tensor without gaps, in the order of its memory: what `empty_like` makes lies the same way."""
+    if x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):
+        return x
+    return x.contiguous()
+
+
+def quantized(x: Tensor, scale: float, zero: int, dtype: torch.dtype) -> Tensor:
+    """Bytes of floats, by ONNX's rounding."""
+    if (native := passes(x.numel())) is None:
+        return stored(x / scale, zero, dtype)
+    x = dense(x)
+    y = torch.empty_like(x, dtype=dtype)
+    low, high = LIMITS[dtype]
+    native.quantize(x.data_ptr(), y.data_ptr(), scale, zero, low, high, x.numel())
+    return y
+
+
+def dequantized(x: Tensor, scale: float, zero: int) -> Tensor:
+    """Floats of bytes."""
+    if (native := passes(x.numel())) is None:
+        return quantized_view(x, scale, zero).dequantize()
+    x = dense(x)
+    y = torch.empty_like(x, dtype=torch.float32)
+    run = native.dequantize_u if x.dtype is torch.uint8 else native.dequantize_s
+    run(x.data_ptr(), y.data_ptr(), scale, zero, x.numel())
+    return y
 
 
 @functools.cache
@@ -71,7 +109,9 @@ def _told(inputs: Sequence[Any]) -> list[Any]:
     return [*inputs[1:], None][:2]
 
 
-def prepare_quantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any], plain: Callable[..., Any]) -> Prepared | None:
+def prepare_quantize(
+    ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any], plain: Callable[..., Any]
+) -> Prepared | None:
     """`QuantizeLinear` of floats into bytes with one constant scale; `plain` takes whatever else a call brings."""
     scale, zero = _told(inputs)
     if isinstance(scale, Varies) or isinstance(zero, Varies) or set(attrs) - {"axis", "saturate"} or not available():
@@ -79,17 +119,20 @@ def prepare_quantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any], 
     found = byte_zero(zero, torch.uint8)
     if found is None or number(scale) is None or scale.dtype is not torch.float32:
         return None
-    (shift, dtype), unit = found, scale.reshape(())
+    (shift, dtype), unit = found, float(scale)
+    background.begin()
 
     def call(x: Tensor, *rest: Any) -> Tensor:
         if x.dtype is not torch.float32 or x.dim() == 0:
             return plain(ctx, x, *rest, **attrs)
-        return stored(x / unit, shift, dtype)
+        return quantized(x, unit, shift, dtype)
 
     return Prepared(call, 0)
 
 
-def prepare_dequantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any], plain: Callable[..., Any]) -> Prepared | None:
+def prepare_dequantize(
+    ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any], plain: Callable[..., Any]
+) -> Prepared | None:
     """`DequantizeLinear` of bytes with one constant scale."""
     scale, zero = _told(inputs)
     if not isinstance(inputs[0], Varies) or isinstance(scale, Varies) or isinstance(zero, Varies):
@@ -100,10 +143,11 @@ def prepare_dequantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]
     if at is None or number(scale) is None or scale.dtype is not torch.float32:
         return None
     unit = float(scale)
+    background.begin()
 
     def call(x: Any, *rest: Any) -> Tensor:
         if not isinstance(x, Tensor) or x.dtype not in QUANTIZED or x.dim() == 0:
             return plain(ctx, x, *rest, **attrs)
-        return quantized_view(x, unit, int(at)).dequantize()
+        return dequantized(x, unit, int(at))
 
     return Prepared(call, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,31 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.elements import Value, carry, is_known, moves, norm_axis, zero_of
-from hotfuse.frontends.onnx.registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
 
 
-@onnx_op("Reshape")
+def _prepare_reshape(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """Sizes that are constants are read once, where none is copied."""
+    shape = inputs[1] if len(inputs) == 2 else None
+    if (
+        not isinstance(inputs[0], Varies)
+        or not isinstance(shape, Tensor)
+        or shape.dtype is not torch.int64
+        or shape.dim() != 1
+    ):
+        return None
+    sizes: list[int] = shape.tolist()
+    if 0 in sizes or any(n < -1 for n in sizes):
+        return None
+
+    def call(x: Any, given: Tensor) -> Any:
+        plain = isinstance(x, Tensor) and x.dtype is torch.float32 and x.numel()
+        return x.reshape(sizes) if plain else reshape(ctx, x, given, **attrs)
+
+    return Prepared(call, 0)
+
+
+@onnx_op("Reshape", prepare=_prepare_reshape)
 @moves(0)
 def reshape(ctx: Ctx, x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
     """A zero copies the input's size (unless allowed to mean itself), -1 takes what is left."""

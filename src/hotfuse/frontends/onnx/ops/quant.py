@@ -18,12 +18,21 @@ from torch import Tensor
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.elements import FLOAT8, Value, norm_axis, torch_dtype
 from hotfuse.frontends.onnx.int8 import layers
-from hotfuse.frontends.onnx.int8.storage import QUANTIZED, available, prepare_dequantize, prepare_quantize, stored
+from hotfuse.frontends.onnx.int8.storage import (
+    QUANTIZED,
+    available,
+    dense,
+    passes,
+    prepare_dequantize,
+    prepare_quantize,
+    stored,
+)
 from hotfuse.frontends.onnx.ops.cast import convert
 from hotfuse.frontends.onnx.ops.conv import conv
 from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
 from hotfuse.frontends.onnx.values import BY_CODE, Elem, elem_of
 from hotfuse.frontends.onnx.windows import conv_window
+from hotfuse.native.byte_kernels import background
 
 _UINT8 = 2
 
@@ -117,9 +126,16 @@ def _prepare_dynamic(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) 
     """The range is two numbers: what follows from them is reckoned as numbers, in float32 as the tensors would be."""
     if not available():
         return None
+    background.begin()
 
     def call(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x.dtype is not torch.float32 or not x.numel():
+            return dynamic_quantize_linear(ctx, x)
+        if (native := passes(x.numel())) is not None:
+            x = dense(x)
+            y, found = torch.empty_like(x, dtype=torch.uint8), torch.empty(2)
+            if native.dynamic(x.data_ptr(), y.data_ptr(), found.data_ptr(), 0.0, x.numel()):
+                return y, found[0], found[1].to(torch.uint8)
             return dynamic_quantize_linear(ctx, x)
         ends = torch.aminmax(x)
         low, high = min(float(ends.min), 0.0), max(float(ends.max), 0.0)
@@ -196,7 +212,7 @@ def _prepare_matmul(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -
     if not isinstance(x, Varies) or any(isinstance(t, Varies) for t in inputs[1:]) or w.dim() != 2:
         return None
     scales = layers.layer_scales((xs, xz), (ws, wz), (ys, yz))
-    if scales is None or w.dtype is not wz.dtype or (made := layers.linear(scales, w.t().contiguous(), None)) is None:
+    if scales is None or w.dtype is not wz.dtype or (made := layers.linear(scales, w.t(), None)) is None:
         return None
     run, size = made
 

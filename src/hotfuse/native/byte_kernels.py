@@ -1,0 +1,342 @@
+"""Passes over numbers and bytes that quantized files are made of, each as one loop: what runs before compiled code is there.
+
+    quantize     bytes of floats: divided, rounded half to even, shifted, saturated; what is no number is the lowest byte
+    dequantize   floats of bytes
+    rounded      floats that were quantized and dequantized, without the bytes between
+    dynamic      the range of floats, its scale and zero point, and their bytes by these
+    to_floats    32-bit sums of products, less what the zero point of the rows adds, scaled column by column, with a bias and a ReLU
+    to_bytes     32-bit sums of products as bytes
+
+The library has no single pass with ONNX's rounding for any of these. Nothing here depends on a model: the code is compiled once,
+kept for later processes, and until it is there callers have the library's passes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hotfuse.base.faults import faults
+from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.once import once
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
+
+_WIDTH = 16
+"""Elements that a loop takes at a time; what is left goes one by one."""
+_NAMES = ("quantize", "dequantize_u", "dequantize_s", "rounded", "dynamic", "to_floats", "to_bytes")
+_WIDEST = "0x47EC363CA0000000"
+"""3e38: the widest range whose width is a float."""
+
+
+class _Text:
+    """Lines of a block in which every value has `width` elements; names carry the width, so that two blocks share a function."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.lines, self._count = width, list[str](), 0
+
+    def type(self, element: str) -> str:
+        return element if self.width == 1 else f"<{self.width} x {element}>"
+
+    def new(self, right: str) -> str:
+        self._count += 1
+        name = f"%w{self.width}.{self._count}"
+        self.lines.append(f"{name} = {right}")
+        return name
+
+    def splat(self, element: str, value: str) -> str:
+        """A number in every place."""
+        if self.width == 1:
+            return value
+        one = self.new(f"insertelement {self.type(element)} poison, {element} {value}, i64 0")
+        places = f"<{self.width} x i32> zeroinitializer"
+        return self.new(f"shufflevector {self.type(element)} {one}, {self.type(element)} poison, {places}")
+
+    def load(self, element: str, base: str, index: str) -> str:
+        at = self.new(f"getelementptr {element}, ptr {base}, i64 {index}")
+        return self.new(f"load {self.type(element)}, ptr {at}, align 1")
+
+    def store(self, element: str, value: str, base: str, index: str) -> None:
+        at = self.new(f"getelementptr {element}, ptr {base}, i64 {index}")
+        self.lines.append(f"store {self.type(element)} {value}, ptr {at}, align 1")
+
+    def op(self, name: str, element: str, a: str, b: str) -> str:
+        return self.new(f"{name} {self.type(element)} {a}, {b}")
+
+    def cast(self, name: str, source: str, value: str, target: str) -> str:
+        return self.new(f"{name} {self.type(source)} {value} to {self.type(target)}")
+
+    def where(self, kind: str, a: str, b: str, value: str, other: str) -> str:
+        """`value` where the comparison of floats holds."""
+        mask = self.new(f"fcmp {kind} {self.type('float')} {a}, {b}")
+        floats = self.type("float")
+        return self.new(f"select {self.type('i1')} {mask}, {floats} {value}, {floats} {other}")
+
+    def round(self, value: str) -> str:
+        name = "f32" if self.width == 1 else f"v{self.width}f32"
+        return self.new(f"call {self.type('float')} @llvm.roundeven.{name}({self.type('float')} {value})")
+
+    def limited(self, value: str, low: str, high: str) -> str:
+        """Within limits; the lower one where it is no number."""
+        low, high = self.splat("float", low), self.splat("float", high)
+        up = self.where("olt", value, low, low, value)
+        down = self.where("ogt", up, high, high, up)
+        return self.where("uno", down, down, low, down)
+
+    def byte(self, value: str, zero: str, low: str, high: str) -> str:
+        """Numbers in units of the scale, as bytes."""
+        shifted = self.op("fadd", "float", self.round(value), self.splat("float", zero))
+        return self.cast("trunc", "i32", self.cast("fptosi", "float", self.limited(shifted, low, high), "i32"), "i8")
+
+
+Body = Callable[[_Text, str], None]
+"""Writes what happens at one place, or at as many as there are in a vector."""
+
+
+def _loop(name: str, arguments: str, body: Body) -> str:
+    """`void name(arguments, i64 n)`: whole vectors, then single elements."""
+    text = f"define void @hf_{name}({arguments}, i64 %n) {{\nentry:\n  %whole = and i64 %n, {-_WIDTH}\n  br label %head{_WIDTH}\n"
+    for width, start, until, after in (
+        (_WIDTH, ("0", "entry"), "%whole", "head1"),
+        (1, ("%whole", f"head{_WIDTH}"), "%n", "done"),
+    ):
+        block = _Text(width)
+        body(block, f"%i{width}")
+        lines = "".join(f"  {line}\n" for line in block.lines)
+        text += (
+            f"head{width}:\n  %i{width} = phi i64 [{start[0]}, %{start[1]}], [%next{width}, %body{width}]\n"
+            f"  %more{width} = icmp ult i64 %i{width}, {until}\n  br i1 %more{width}, label %body{width}, label %{after}\n"
+            f"body{width}:\n{lines}  %next{width} = add i64 %i{width}, {width}\n  br label %head{width}\n"
+        )
+    return text + "done:\n  ret void\n}\n"
+
+
+def _quantize(t: _Text, i: str) -> None:
+    parts = t.op("fdiv", "float", t.load("float", "%x", i), t.splat("float", "%scale"))
+    t.store("i8", t.byte(parts, "%zero", "%low", "%high"), "%y", i)
+
+
+def _dequantize(extend: str) -> Body:
+    def body(t: _Text, i: str) -> None:
+        wide = t.cast(extend, "i8", t.load("i8", "%x", i), "i32")
+        real = t.op("fsub", "float", t.cast("sitofp", "i32", wide, "float"), t.splat("float", "%zero"))
+        t.store("float", t.op("fmul", "float", real, t.splat("float", "%scale")), "%y", i)
+
+    return body
+
+
+def _rounded(t: _Text, i: str) -> None:
+    parts = t.round(t.op("fdiv", "float", t.load("float", "%x", i), t.splat("float", "%scale")))
+    t.store("float", t.op("fmul", "float", t.limited(parts, "%low", "%high"), t.splat("float", "%scale")), "%y", i)
+
+
+def _float_row(t: _Text, i: str) -> None:
+    """A ReLU keeps what is no number, as the library's does."""
+    shift = t.op("mul", "i32", t.load("i32", "%sums", i), t.splat("i32", "%zero"))
+    total = t.cast("sitofp", "i32", t.op("sub", "i32", t.load("i32", "%x", i), shift), "float")
+    unit = t.op("fmul", "float", t.splat("float", "%scale"), t.load("float", "%factor", i))
+    y = t.op("fadd", "float", t.op("fmul", "float", total, unit), t.load("float", "%bias", i))
+    t.store("float", t.where("olt", y, t.splat("float", "%floor"), t.splat("float", "%floor"), y), "%y", i)
+
+
+def _byte_row(t: _Text, i: str) -> None:
+    total = t.cast("sitofp", "i32", t.op("add", "i32", t.load("i32", "%x", i), t.load("i32", "%start", i)), "float")
+    t.store(
+        "i8", t.byte(t.op("fmul", "float", total, t.load("float", "%factor", i)), "%zero", "%low", "%high"), "%y", i
+    )
+
+
+def _rows(name: str, row: str, arguments: Sequence[str], size: int) -> str:
+    """`void name(ptr x, ptr y, i64 m, arguments, i64 n)`: a row's function for each of `m` rows of `n` 32-bit numbers, which make
+    elements of `size` bytes."""
+    given = ", ".join(arguments)
+    return f"""
+define void @hf_{name}(ptr %x, ptr %y, i64 %m, {given}, i64 %n) {{
+entry:
+  br label %head
+head:
+  %i = phi i64 [0, %entry], [%next, %body]
+  %more = icmp ult i64 %i, %m
+  br i1 %more, label %body, label %done
+body:
+  %at = mul i64 %i, %n
+  %from = getelementptr i32, ptr %x, i64 %at
+  %to = getelementptr [{size} x i8], ptr %y, i64 %at
+  call void @hf_{row}(ptr %from, ptr %to, {given}, i64 %n)
+  %next = add i64 %i, 1
+  br label %head
+done:
+  ret void
+}}
+"""
+
+
+def _dynamic_text() -> str:
+    """`i64 dynamic(ptr x, ptr y, ptr found, float flip, i64 n)`: bytes less `flip` (128: signed ones), and scale and zero point;
+    0 where the range has no scale in floats."""
+    floats, wide = f"<{_WIDTH} x float>", f"v{_WIDTH}f32"
+    return f"""
+define i64 @hf_dynamic(ptr %x, ptr %y, ptr %found, float %flip, i64 %n) {{
+entry:
+  %whole = and i64 %n, {-_WIDTH}
+  br label %wide
+wide:
+  %i = phi i64 [0, %entry], [%i.next, %wide.body]
+  %low = phi {floats} [zeroinitializer, %entry], [%low.next, %wide.body]
+  %high = phi {floats} [zeroinitializer, %entry], [%high.next, %wide.body]
+  %odd = phi <{_WIDTH} x i1> [zeroinitializer, %entry], [%odd.next, %wide.body]
+  %more = icmp ult i64 %i, %whole
+  br i1 %more, label %wide.body, label %wide.end
+wide.body:
+  %at = getelementptr float, ptr %x, i64 %i
+  %v = load {floats}, ptr %at, align 4
+  %less = fcmp olt {floats} %v, %low
+  %low.next = select <{_WIDTH} x i1> %less, {floats} %v, {floats} %low
+  %above = fcmp ogt {floats} %v, %high
+  %high.next = select <{_WIDTH} x i1> %above, {floats} %v, {floats} %high
+  %nan = fcmp uno {floats} %v, %v
+  %odd.next = or <{_WIDTH} x i1> %odd, %nan
+  %i.next = add i64 %i, {_WIDTH}
+  br label %wide
+wide.end:
+  %least = call float @llvm.vector.reduce.fmin.{wide}({floats} %low)
+  %most = call float @llvm.vector.reduce.fmax.{wide}({floats} %high)
+  %any = call i1 @llvm.vector.reduce.or.v{_WIDTH}i1(<{_WIDTH} x i1> %odd)
+  br label %one
+one:
+  %j = phi i64 [%whole, %wide.end], [%j.next, %one.body]
+  %l = phi float [%least, %wide.end], [%l.next, %one.body]
+  %h = phi float [%most, %wide.end], [%h.next, %one.body]
+  %o = phi i1 [%any, %wide.end], [%o.next, %one.body]
+  %one.more = icmp ult i64 %j, %n
+  br i1 %one.more, label %one.body, label %known
+one.body:
+  %one.at = getelementptr float, ptr %x, i64 %j
+  %e = load float, ptr %one.at, align 4
+  %e.less = fcmp olt float %e, %l
+  %l.next = select i1 %e.less, float %e, float %l
+  %e.above = fcmp ogt float %e, %h
+  %h.next = select i1 %e.above, float %e, float %h
+  %e.nan = fcmp uno float %e, %e
+  %o.next = or i1 %o, %e.nan
+  %j.next = add i64 %j, 1
+  br label %one
+known:
+  %range = fsub float %h, %l
+  %too.wide = fcmp ugt float %range, {_WIDEST}
+  %none = fcmp oeq float %h, %l
+  %width = select i1 %none, float 1.0, float %range
+  %scale = fdiv float %width, 255.0
+  %vanishes = fcmp oeq float %scale, 0.0
+  %bad = or i1 %o, %too.wide
+  %refused = or i1 %bad, %vanishes
+  br i1 %refused, label %not, label %good
+good:
+  %neg = fneg float %l
+  %raw = fdiv float %neg, %scale
+  %over = fcmp ogt float %raw, 255.0
+  %held = select i1 %over, float 255.0, float %raw
+  %zero = call float @llvm.roundeven.f32(float %held)
+  store float %scale, ptr %found, align 4
+  %found1 = getelementptr float, ptr %found, i64 1
+  store float %zero, ptr %found1, align 4
+  %shift = fsub float %zero, %flip
+  %lowest = fneg float %flip
+  %highest = fsub float 255.0, %flip
+  call void @hf_quantize(ptr %x, ptr %y, float %scale, float %shift, float %lowest, float %highest, i64 %n)
+  ret i64 1
+not:
+  ret i64 0
+}}
+"""
+
+
+def _module_text() -> str:
+    scaled = "ptr %x, ptr %y, float %scale, float %zero"
+    limits = ("float %zero", "float %low", "float %high")
+    floats = ("ptr %sums", "i32 %zero", "float %scale", "ptr %factor", "ptr %bias", "float %floor")
+    parts = [
+        "declare float @llvm.roundeven.f32(float)",
+        f"declare <{_WIDTH} x float> @llvm.roundeven.v{_WIDTH}f32(<{_WIDTH} x float>)",
+        f"declare float @llvm.vector.reduce.fmin.v{_WIDTH}f32(<{_WIDTH} x float>)",
+        f"declare float @llvm.vector.reduce.fmax.v{_WIDTH}f32(<{_WIDTH} x float>)",
+        f"declare i1 @llvm.vector.reduce.or.v{_WIDTH}i1(<{_WIDTH} x i1>)",
+        _loop("quantize", f"{scaled}, float %low, float %high", _quantize),
+        _loop("dequantize_u", scaled, _dequantize("zext")),
+        _loop("dequantize_s", scaled, _dequantize("sext")),
+        _loop("rounded", "ptr %x, ptr %y, float %scale, float %low, float %high", _rounded),
+        _dynamic_text(),
+        _loop("float_row", ", ".join(("ptr %x", "ptr %y", *floats)), _float_row),
+        _loop("byte_row", ", ".join(("ptr %x", "ptr %y", "ptr %start", "ptr %factor", *limits)), _byte_row),
+        _rows("to_floats", "float_row", floats, 4),
+        _rows("to_bytes", "byte_row", ("ptr %start", "ptr %factor", *limits), 1),
+    ]
+    return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteKernels:
+    """The passes as functions of addresses and numbers; they let the interpreter lock go."""
+
+    quantize: Callable[..., Any]
+    """x, y, scale, zero, low, high, n"""
+    dequantize_u: Callable[..., Any]
+    """x, y, scale, zero, n"""
+    dequantize_s: Callable[..., Any]
+    rounded: Callable[..., Any]
+    """x, y, scale, low, high (numbers of steps), n"""
+    dynamic: Callable[..., Any]
+    """x, y, found (scale and zero point), flip, n -> 0 where the range has no scale"""
+    to_floats: Callable[..., Any]
+    """x, y, rows, sums of columns, zero, scale, factors, bias, least result, columns"""
+    to_bytes: Callable[..., Any]
+    """x, y, rows, starts, factors, zero, low, high, columns"""
+
+
+_P, _F, _I = ctypes.c_int64, ctypes.c_float, ctypes.c_int32
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "quantize": (None, _P, _P, _F, _F, _F, _F, _P),
+    "dequantize_u": (None, _P, _P, _F, _F, _P),
+    "dequantize_s": (None, _P, _P, _F, _F, _P),
+    "rounded": (None, _P, _P, _F, _F, _F, _P),
+    "dynamic": (_P, _P, _P, _P, _F, _P),
+    "to_floats": (None, _P, _P, _P, _P, _I, _F, _P, _P, _F, _P),
+    "to_bytes": (None, _P, _P, _P, _P, _P, _F, _F, _F, _P),
+}
+
+
+@once
+def _loaded() -> Loaded:
+    return load_object(helper_object(_module_text()), [f"hf_{n}" for n in _NAMES], {})
+
+
+@once
+def byte_kernels() -> ByteKernels:
+    """The passes; whoever asks first waits until they are compiled."""
+    code = _loaded()
+    return ByteKernels(**{n: ctypes.CFUNCTYPE(*_SIGNATURES[n])(code.address(f"hf_{n}")) for n in _NAMES})
+
+
+class _Background:
+    """Has the passes made beside whoever asks, once in a process."""
+
+    def __init__(self) -> None:
+        self.kernels: ByteKernels | None = None
+        self._begun = False
+
+    def begin(self) -> None:
+        """Have them made, unless somebody has."""
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._make, name="hotfuse-byte-kernels", daemon=True).start()
+
+    def _make(self) -> None:
+        try:
+            self.kernels = byte_kernels()
+        except Exception as e:  # whatever it is: callers stay with the library's passes
+            faults.note("compiling passes over bytes", e)
+
+
+background = _Background()
