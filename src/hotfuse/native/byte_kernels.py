@@ -31,7 +31,7 @@ _WIDEST = "0x47EC363CA0000000"
 """3e38: the widest range whose width is a float."""
 
 
-class _Text:
+class _BlockText:
     """Lines of a block in which every value has `width` elements; names carry the width, so that two blocks share a function."""
 
     def __init__(self, width: int) -> None:
@@ -91,7 +91,7 @@ class _Text:
         return self.cast("trunc", "i32", self.cast("fptosi", "float", self.limited(shifted, low, high), "i32"), "i8")
 
 
-Body = Callable[[_Text, str], None]
+Body = Callable[[_BlockText, str], None]
 """Writes what happens at one place, or at as many as there are in a vector."""
 
 
@@ -102,7 +102,7 @@ def _loop(name: str, arguments: str, body: Body) -> str:
         (_WIDTH, ("0", "entry"), "%whole", "head1"),
         (1, ("%whole", f"head{_WIDTH}"), "%n", "done"),
     ):
-        block = _Text(width)
+        block = _BlockText(width)
         body(block, f"%i{width}")
         lines = "".join(f"  {line}\n" for line in block.lines)
         text += (
@@ -113,13 +113,13 @@ def _loop(name: str, arguments: str, body: Body) -> str:
     return text + "done:\n  ret void\n}\n"
 
 
-def _quantize(t: _Text, i: str) -> None:
+def _quantize(t: _BlockText, i: str) -> None:
     parts = t.op("fdiv", "float", t.load("float", "%x", i), t.splat("float", "%scale"))
     t.store("i8", t.byte(parts, "%zero", "%low", "%high"), "%y", i)
 
 
 def _dequantize(extend: str) -> Body:
-    def body(t: _Text, i: str) -> None:
+    def body(t: _BlockText, i: str) -> None:
         wide = t.cast(extend, "i8", t.load("i8", "%x", i), "i32")
         real = t.op("fsub", "float", t.cast("sitofp", "i32", wide, "float"), t.splat("float", "%zero"))
         t.store("float", t.op("fmul", "float", real, t.splat("float", "%scale")), "%y", i)
@@ -127,12 +127,12 @@ def _dequantize(extend: str) -> Body:
     return body
 
 
-def _rounded(t: _Text, i: str) -> None:
+def _rounded(t: _BlockText, i: str) -> None:
     parts = t.round(t.op("fdiv", "float", t.load("float", "%x", i), t.splat("float", "%scale")))
     t.store("float", t.op("fmul", "float", t.limited(parts, "%low", "%high"), t.splat("float", "%scale")), "%y", i)
 
 
-def _float_row(t: _Text, i: str) -> None:
+def _float_row(t: _BlockText, i: str) -> None:
     """A ReLU keeps what is no number, as the library's does."""
     shift = t.op("mul", "i32", t.load("i32", "%sums", i), t.splat("i32", "%zero"))
     total = t.cast("sitofp", "i32", t.op("sub", "i32", t.load("i32", "%x", i), shift), "float")
@@ -141,7 +141,7 @@ def _float_row(t: _Text, i: str) -> None:
     t.store("float", t.where("olt", y, t.splat("float", "%floor"), t.splat("float", "%floor"), y), "%y", i)
 
 
-def _byte_row(t: _Text, i: str) -> None:
+def _byte_row(t: _BlockText, i: str) -> None:
     total = t.cast("sitofp", "i32", t.op("add", "i32", t.load("i32", "%x", i), t.load("i32", "%start", i)), "float")
     t.store(
         "i8", t.byte(t.op("fmul", "float", total, t.load("float", "%factor", i)), "%zero", "%low", "%high"), "%y", i
@@ -319,7 +319,7 @@ def byte_kernels() -> ByteKernels:
     return ByteKernels(**{n: ctypes.CFUNCTYPE(*_SIGNATURES[n])(code.address(f"hf_{n}")) for n in _NAMES})
 
 
-class _Background:
+class _BackgroundKernels:
     """Has the passes made beside whoever asks, once in a process."""
 
     def __init__(self) -> None:
@@ -339,4 +339,4 @@ class _Background:
             faults.note("compiling passes over bytes", e)
 
 
-background = _Background()
+background = _BackgroundKernels()

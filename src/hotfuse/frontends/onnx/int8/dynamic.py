@@ -34,7 +34,7 @@ Quantized = tuple[Tensor, float, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _DynamicLayer:
     """What becomes one step."""
 
     begin: ProgramStep
@@ -67,7 +67,7 @@ def dynamic_layers(
     return tuple(instead.get(id(s), s) for s in steps if id(s) not in gone)
 
 
-def _layers(index: StepIndex, source: ProgramStep) -> list[_Layer] | None:
+def _layers(index: StepIndex, source: ProgramStep) -> list[_DynamicLayer] | None:
     """All that reads the bytes of a quantization."""
     if len(source.outs) != 3 or any(o in index.outputs for o in source.outs):
         return None
@@ -82,7 +82,7 @@ def _layers(index: StepIndex, source: ProgramStep) -> list[_Layer] | None:
     return layers if all(id(s) in inside for s in others) else None
 
 
-def _layer(index: StepIndex, step: ProgramStep, of: tuple[int, int, int]) -> _Layer | None:
+def _layer(index: StepIndex, step: ProgramStep, of: tuple[int, int, int]) -> _DynamicLayer | None:
     q, scale, zero = of
     given = (*step.ins, ABSENT, ABSENT)[:4]
     if not is_op(step, "MatMulInteger") or given[0] != q or given[2] != zero or given[1] not in index.constants:
@@ -135,7 +135,7 @@ def _layer(index: StepIndex, step: ProgramStep, of: tuple[int, int, int]) -> _La
         relu = True
     spread = factor.reshape(-1).expand(columns).contiguous()
     run, sums, size = (product, product.sums, product.bytes) if isinstance(product, SignedProduct) else product
-    return _Layer(step, steps[-1], tuple(steps[:-1]), run, sums, spread, bias, relu, size)
+    return _DynamicLayer(step, steps[-1], tuple(steps[:-1]), run, sums, spread, bias, relu, size)
 
 
 def _float_product(weight: Tensor, zero: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor, int] | None:
@@ -180,7 +180,7 @@ def _bytes_step(step: ProgramStep) -> ProgramStep:
     return replace(step, call=call, prepare=lambda *_: Prepared(call, 0))
 
 
-def _layer_step(source: ProgramStep, layer: _Layer) -> ProgramStep:
+def _layer_step(source: ProgramStep, layer: _DynamicLayer) -> ProgramStep:
     product, sums, factor, bias, relu = layer.product, layer.sums, layer.factor, layer.bias, layer.relu
     columns, floor = len(factor), 0.0 if relu else float("-inf")
     addresses = sums.data_ptr(), factor.data_ptr(), bias.data_ptr()
