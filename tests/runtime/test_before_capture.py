@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from torch import nn
 import hotfuse
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import team
+from hotfuse.runtime.serve.answering import turn_of
+from hotfuse.runtime.tierup import proof
+from hotfuse.runtime.tierup.contest import PlanContest
+from hotfuse.runtime.tierup.lull import Lull
 
 
 def module() -> nn.Module:
@@ -94,6 +99,7 @@ def test_calls_of_every_tier_leave_the_core_and_decisions_are_for_the_whole_team
                 return run(*leaves)
 
             entry.plan = entry.baseline = replace(entry.plan, run=counted)
+            entry.own = False  # whichever was faster
             with background_priority():
                 for _ in range(200):
                     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
@@ -107,10 +113,87 @@ def test_a_number_that_a_call_chooses_stays(monkeypatch: pytest.MonkeyPatch) -> 
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        team.leaving_a_core(lambda: torch.set_num_threads(2))
+        team.leaving_cores(lambda: torch.set_num_threads(2))
         assert torch.get_num_threads() == team.threads() == 2, "as without Hotfuse"
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "in_flight", "beside", "calls"),
+    [(16, 16, 1, 3, 12), (16, 16, 4, 3, 12), (8, 8, 1, 1, 6), (4, 4, 1, 1, 3), (16, 4, 1, 4, 4), (16, 4, 4, 1, 4), (2, 2, 1, 2, 2)],
+)
+def test_what_computes_beside_calls_has_the_cores_that_they_leave(
+    cores: int, threads: int, in_flight: int, beside: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team, "usable_cores", lambda: cores)
+
+    def in_a_call() -> int:
+        return team.leaving_cores(torch.get_num_threads) if team.has_every_core() else torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with team.beside_calls(in_flight):
+            assert torch.get_num_threads() == beside and team.threads() == threads and team.computes_beside()
+            assert in_a_new_thread(in_a_call) == calls
+        assert torch.get_num_threads() == threads and not team.computes_beside()
+        assert in_a_new_thread(in_a_call) == (cores - 1 if threads == cores >= team.SPARE_FROM else threads)
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def test_a_proof_beside_calls_leaves_them_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    before, seen = torch.get_num_threads(), list[tuple[int, bool]]()
+    torch.set_num_threads(4)
+    timed = proof._timed  # pyright: ignore[reportPrivateUsage]
+
+    def noted(run: Any, inputs: Any) -> Any:
+        seen.append((torch.get_num_threads(), team.computes_beside()))
+        return timed(run, inputs)
+
+    monkeypatch.setattr(proof, "_timed", noted)
+    try:
+        model, x = module(), torch.randn(4, 32)
+        with hotfuse.jit(model, settings=hotfuse.Settings(record=False, hot_calls=2)) as fast:
+            end = time.monotonic() + 120
+            while not seen and time.monotonic() < end:
+                fast(x)
+            assert fast.wait(120)
+        assert seen and seen[0] == (1, True), "calls never paused"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_computes_while_nobody_calls_has_its_whole_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    before, now, calls = torch.get_num_threads(), [0.0], [7]
+    torch.set_num_threads(4)
+    try:
+        lull = Lull(lambda: now[0], lambda: calls[0], lambda: False)
+        now[0] += 1.0
+        with lull.computing():
+            assert torch.get_num_threads() == 4 and not team.computes_beside()
+        calls[0] += 1
+        with lull.computing():
+            assert torch.get_num_threads() == 1 and team.computes_beside()
+        now[0] += 1.0
+        with lull.computing():
+            assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_calls_beside_computing_are_no_rounds() -> None:
+    plan: Any = object()
+    contest = PlanContest(plan, plan)
+    entry: Any = SimpleNamespace(contest=contest)
+    assert turn_of(entry, plan, (), (), grad=False) is not None
+    with team.beside_calls(1):
+        assert turn_of(entry, plan, (), (), grad=False) is None
+    assert turn_of(entry, plan, (), (), grad=False) is not None
 
 
 def in_a_new_thread(ask: Callable[[], int]) -> int:

@@ -1,7 +1,10 @@
-"""The team of threads that a call's parallel loops have: how many, and one fewer while background work needs a core.
+"""The team of threads that a call's parallel loops have: how many, and fewer while background work needs cores.
 
 A parallel loop ends with its last thread. Where a team has every core, whatever else runs holds one of its threads up, and all of
 it waits: on sixteen cores, calls of 22 ms took 430 beside one process of the lowest priority, and 24 with a team of fifteen.
+
+Background work that computes in this process (a proof runs two plans) would have a team on every core, too. It has one of what
+calls leave, which is more while it computes (`beside_calls`, decision 111).
 
 Torch's own `set_num_threads` also decides for threads that begin later, which are none of ours; so OpenMP and MKL are told
 directly, and for the calling thread alone.
@@ -11,8 +14,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -27,15 +32,23 @@ T = TypeVar("T")
 
 class _OwnTeam(threading.local):
     whole = 0
-    """Threads that calls of this thread have otherwise, while they leave a core free."""
+    """Threads that loops of this thread have otherwise, while they have fewer."""
 
 
 _here = _OwnTeam()
+_beside = 0
+"""How many threads of this process compute beside calls."""
+_counting = threading.Lock()
 
 
 def threads() -> int:
-    """How many threads the calling thread's calls have, whether or not they leave a core free just now."""
+    """How many threads the calling thread's calls have, whether or not they leave cores free just now."""
     return _here.whole or torch.get_num_threads()
+
+
+def computes_beside() -> bool:
+    """Whether background work computes in this process, beside calls: what those take is not what they take otherwise."""
+    return _beside > 0
 
 
 def has_every_core() -> bool:
@@ -43,17 +56,58 @@ def has_every_core() -> bool:
     return torch.get_num_threads() >= max(SPARE_FROM, usable_cores()) and openmp.torchs() is not None
 
 
-def leaving_a_core(call: Callable[..., T], *args: Any, **how: Any) -> T:
-    """Call with a team that leaves one core free; where the call itself chooses another number, that one stays."""
-    whole, fewer = torch.get_num_threads(), usable_cores() - 1
-    before = _set(fewer)
+def leaving_cores(call: Callable[..., T], *args: Any, **how: Any) -> T:
+    """Call with a team that leaves a core free, or a quarter of them while something computes beside; where the call itself chooses
+    another number, that one stays.
+    """
+    left = usable_cores() // SPARE_FROM if _beside else 1
+    with _fewer(usable_cores() - max(1, left)):
+        return call(*args, **how)
+
+
+@contextmanager
+def beside_calls(in_flight: int) -> Generator[None]:
+    """Around computing of a background thread while calls are served, so many of them at a time. It has the cores that they do not
+    use; where a call has every core, it has what calls leave, less one for workers.
+    """
+    global _beside
+    whole, cores = threads(), usable_cores()
+    free = cores - whole * max(1, in_flight) if whole < cores else cores // SPARE_FROM - 1
+    count = whole if cores < SPARE_FROM else max(1, min(whole, free))  # on two cores one thread is in the way for as long as two
+    with _counting:
+        _beside += 1
+    try:
+        with _fewer(count):
+            yield
+    finally:
+        with _counting:
+            _beside -= 1
+
+
+@contextmanager
+def _fewer(count: int) -> Generator[None]:
+    """Loops of the calling thread have so many threads, unless somebody inside chooses another number."""
+    whole = torch.get_num_threads()
+    if _here.whole or openmp.torchs() is None:  # it has fewer already, or its threads are none that we can choose
+        yield
+        return
+    before = _set(count)
     _here.whole = whole
     try:
-        return call(*args, **how)
+        yield
     finally:
         _here.whole = 0
-        if torch.get_num_threads() == fewer:
+        if torch.get_num_threads() == count:
             _set(whole, before)
+
+
+def after_fork() -> None:
+    """In a forked child nothing computes beside."""
+    global _beside, _counting
+    _beside, _counting = 0, threading.Lock()
+
+
+os.register_at_fork(after_in_child=after_fork)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from hotfuse.runtime.site import CallGroup, Entry, Site, specs_of
 from hotfuse.runtime.tally import ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile, Weights, versions_of
 from hotfuse.runtime.tierup.audit import why_not
+from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.objective import SLOWER
 from hotfuse.runtime.tierup.proof import in_float64, rounds_otherwise
 from hotfuse.runtime.tierup.verify import disagreement
@@ -202,7 +204,7 @@ class Capturer:
 
         def job() -> None:
             try:
-                with torch.no_grad(), in_own_stream(inputs):
+                with torch.no_grad(), in_own_stream(inputs), self._computing(Lull()):
                     difference = disagreement(entry.baseline.run(*inputs), copies, self._settings.rtol)
                 if watch is not None and (watch.accepted != before or watch.check() is not WeightChange.NONE):
                     return  # it was compared with other weights
@@ -352,7 +354,7 @@ class Capturer:
     def _capture_and_deploy(
         self, site: Site, group: CallGroup, call: CallSpec, sample: CallSample, recalled: RecalledStart | None
     ) -> None:  # fmt: skip
-        generation = self._plans.generation
+        generation, lull = self._plans.generation, Lull()
         if recalled is None:
             done = self._model.capture(site.spec, call, self._watching)
             plan = self._compile(done.captured.graph, done.weights)
@@ -366,7 +368,7 @@ class Capturer:
         expected = [*sample.outputs, *(sample.written.get(i, sample.inputs[i]) for i in done.captured.written)]
         better = None if recalled is None else self._gives(recalled.won, sample, expected)
         if better is None:
-            self._compare(plan, done, sample, expected)
+            self._compare(plan, done, sample, expected, lull)
         effects = effects_of(sample.out_spec, done.captured)
         result_spec = sample.out_spec.children[0]
         bare = effects is None and (result_spec is TENSOR or result_spec is NUMBER)
@@ -404,7 +406,7 @@ class Capturer:
         if better is not None and recalled is not None and self.won_before is not None:
             self.won_before(entry, recalled, better)
             try:
-                self._compare(plan, done, sample, expected)
+                self._compare(plan, done, sample, expected, lull)
             except Exception:
                 self._plans.drop_all()
                 raise
@@ -421,19 +423,23 @@ class Capturer:
         with torch.no_grad():
             return None if disagreement(better.run(*sample.inputs), expected, self._settings.tolerance) else better
 
-    def _compare(self, plan: Plan, done: Capture, sample: CallSample, expected: Sequence[Any]) -> None:
+    def _compare(self, plan: Plan, done: Capture, sample: CallSample, expected: Sequence[Any], lull: Lull) -> None:
         """Hold tier 0's answer against the model's own; raises CaptureError."""
         rtol, graph = self._settings.rtol, done.captured.graph
-        with torch.no_grad(), in_own_stream(sample.inputs):
+        with torch.no_grad(), in_own_stream(sample.inputs), self._computing(lull):
             outs = plan.run(*sample.inputs)
             difference = disagreement(outs, expected, rtol)
-        if any(isinstance(o, float) and o != e and o == o for o, e in zip(graph.outputs, expected, strict=False)):
-            raise CaptureError("the captured graph disagrees with the model", because="it gives another number in every call",
-                               why=Why.MISMATCH)  # fmt: skip
-        steps = quanta_of(graph, done.weights) if difference else ()
-        differs = difference and not all_tied(outs, expected, steps, lambda g, w: not disagreement([g], [w], rtol))
-        if differs and not rounds_otherwise(expected, outs, sample.inputs, rtol, in_float64(graph, done.weights), steps):
-            raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
+            if any(isinstance(o, float) and o != e and o == o for o, e in zip(graph.outputs, expected, strict=False)):
+                raise CaptureError("the captured graph disagrees with the model", because="it gives another number in every call",
+                                   why=Why.MISMATCH)  # fmt: skip
+            steps = quanta_of(graph, done.weights) if difference else ()
+            differs = difference and not all_tied(outs, expected, steps, lambda g, w: not disagreement([g], [w], rtol))
+            if differs and not rounds_otherwise(expected, outs, sample.inputs, rtol, in_float64(graph, done.weights), steps):
+                raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
+
+    def _computing(self, lull: Lull) -> AbstractContextManager[None]:
+        """Around what is computed beside calls; captured inline, nobody is served beside."""
+        return nullcontext() if self._settings.capture == "inline" else lull.computing()
 
     def _watching(self, watch: ModelGuard) -> None:
         """Before anything is deployed, the newest watch is the one that counts."""

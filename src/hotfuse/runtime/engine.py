@@ -272,9 +272,9 @@ class Engine:
             torch.set_num_threads(before)
 
     def _beside_jobs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Serve a call whose team has every core, while background work needs one."""
+        """Serve a call whose team has every core, while background work needs some."""
         self.log.count("calls_that_spared_a_core")
-        return team.leaving_a_core(self.serve, args, kwargs, counted=True)
+        return team.leaving_cores(self.serve, args, kwargs, counted=True)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts = self._tally.mine

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 
@@ -48,6 +49,7 @@ from hotfuse.runtime.tierup.attempt import (
 )
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
+from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
 from hotfuse.runtime.tierup.proof import in_float64, prove
@@ -91,6 +93,8 @@ class Improver:
         self._context = AttemptContext(plans, compile, improve)
         self._log = plans.log
         self._judge = Judge(plans)
+        self._inline = plans.settings.capture == "inline"
+        """Nobody is served beside."""
         self._history = history_of(context_of(plans.settings).path)
         self._considering = threading.Lock()
         self._specializes = False
@@ -325,7 +329,7 @@ class Improver:
 
     def _alongside(self, entry: Entry, propose: Callable[[], Attempt | None]) -> Callable[[], None]:
         """Try something while the job that calls this goes on; returns what waits for its end. Inline there is no other thread."""
-        if self._plans.settings.capture == "inline":
+        if self._inline:
             return lambda: None
         submit = sized(self._plans.settings).submit
         return JobAlongside(partial(submit, owner=(self, "alongside")), lambda: self._try(entry, propose())).finish
@@ -347,7 +351,7 @@ class Improver:
         entry.trying = key
         made_of = attempt.made_of or self._made_of(entry)
         generation, taken, versions = made_of
-        begin = self._log.now()
+        begin, lull = self._log.now(), Lull()
         rival = attempt.rival()
         rests = (calls[0], OWN_CODE if entry.own and rival is entry.baseline else rival.tier)
         lost = None if attempt.remembered else self._plans.recorder.lost(entry.baseline.graph, what, rests)
@@ -366,7 +370,7 @@ class Improver:
             wide = in_float64(entry.baseline.graph, entry.weights)
             proof = prove(attempt.compared(better.run), attempt.compared(entry.baseline.run), calls,
                           self._plans.settings.tolerance, lambda noise=0: attempt.compared(wide(noise)),
-                          quanta_of(entry.baseline.graph, entry.weights))
+                          quanta_of(entry.baseline.graph, entry.weights), nullcontext if self._inline else lull.computing)
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
@@ -405,7 +409,7 @@ class Improver:
         warm_ups = DEVICE_WARM_UPS if _on_device(entry) or key == PLACED else 0
         contest = PlanContest(old, better, own=own, signature=attempt.signature, meant=attempt.meant, warm_ups=warm_ups)
         seen = shown if old is entry.baseline else as_served(shown, entry.trade)
-        trial, trade = self._race(entry, contest, begin_contest, calls[0], before, seen)
+        trial, trade = self._race(entry, contest, begin_contest, calls[0], before, seen, lull)
         took = {"us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1)} if trial.rounds else {}
         evidence: dict[str, EvidenceValue] = {
             "tier": tier, **took, "rounds": trial.rounds, "race": trial.by, "proven_on": proof.inputs, "judge": proof.judge,
@@ -447,7 +451,8 @@ class Improver:
             better.begin()  # rounds repeat one call: what they showed says nothing of traffic
         if not self._deploy(entry, attempt, better, made_of, won, evidence, trade):
             return
-        self._plans.examiner.raced(entry, better, calls[0])
+        if self._inline or lull.lasts():  # beside calls it would hold them up, and take longer than it does: sampled calls show it
+            self._plans.examiner.raced(entry, better, calls[0])
         self._plans.recorder.tried(name, graph, Action.DEPLOY, won, kept, rests)
 
     def _made_of(self, entry: Entry) -> MadeOf:
@@ -488,16 +493,16 @@ class Improver:
 
     def _race(
         self, entry: Entry, contest: PlanContest, begin_contest: Callable[[PlanContest], bool], inputs: Sequence[torch.Tensor],
-        before: Sequence[tuple[float, float]], seen: Sequence[tuple[float, float]],
+        before: Sequence[tuple[float, float]], seen: Sequence[tuple[float, float]], lull: Lull,
     ) -> tuple[Trial, Trade]:  # fmt: skip
         """Of two proven plans; where captures are inline nobody is served beside, and rounds follow each other here and now."""
         begin, settings = self._log.now(), self._plans.settings
-        if settings.capture == "inline":
+        if self._inline:
             known = () if settings.objective == "energy" else before  # which runs on another clock
             trial, trade = decide(settings, race, contest.serving, contest.new, inputs, before=known)
         else:
             judge = partial(self._judge.between, entry, contest, begin_contest, race)
-            trial, trade = decide(settings, judge, contest.serving, contest.new, inputs, seen=seen)
+            trial, trade = decide(settings, judge, contest.serving, contest.new, inputs, lull=lull, seen=seen)
         self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won, by=trial.by)
         return trial, trade
 

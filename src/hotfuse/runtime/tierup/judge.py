@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.site import THREADS, Entry
 from hotfuse.runtime.tierup.contest import BADLY, PlanContest
-from hotfuse.runtime.tierup.lull import POLL_S, Lull
+from hotfuse.runtime.tierup.lull import POLL_S, Computing, Lull
 from hotfuse.runtime.tierup.objective import Race
 from hotfuse.runtime.tierup.own_code import decided
 from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, HALVED, Trial
@@ -57,18 +57,17 @@ class Judge:
 
     def between(
         self, entry: Entry, contest: PlanContest, begin: Callable[[PlanContest], bool], in_background: Race,
-        old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], budget_s: float,
+        old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], budget_s: float, lull: Lull,
         seen: Sequence[tuple[float, float]] = (), **how: Any,
     ) -> Trial:
         """A race as `runtime.tierup.objective` wants one. `begin` opens the contest unless the model changed; `in_background` is
         the race for when nobody calls; `seen` are seconds that both took on calls beside. Another clock than wall time (`how`) is
         of the whole process, which live calls share.
         """
-        lull = Lull()
         found = Trial(0.0, 0.0, 0, won=False, decided=False, by="nothing: calls never paused")
         # what a device replays is recorded by calls, not beside (`backends.cuda`)
         here = PLACED not in contest.new.layers and not any(t.is_cuda for t in call)
-        live = "clock" not in how and not (here and self._badly(entry, contest, glance(old, new, call, seen)))
+        live = "clock" not in how and not (here and self._badly(entry, contest, glance(old, new, call, seen, lull.computing)))
         handicap, begun = _handicap(entry, contest), time.monotonic()
         while not self.plans.closed and not _late(contest, begun, live=live):
             if here and lull.lasts():
@@ -160,14 +159,15 @@ def _handicap(entry: Entry, contest: PlanContest) -> float:
 
 
 def glance(
-    old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], seen: Sequence[tuple[float, float]]
-) -> tuple[float, float]:
+    old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], seen: Sequence[tuple[float, float]],
+    computing: Computing = nullcontext,
+) -> tuple[float, float]:  # fmt: skip
     """Seconds of both, beside whatever goes on: each has run before. Calls that take long need not run once more to show it."""
     took = [min((s[side] for s in seen), default=float("inf")) for side in (0, 1)]
     if seen and max(took) >= LONG_S:
         return took[0], took[1]
     took = [float("inf"), float("inf")]
-    with torch.no_grad():
+    with torch.no_grad(), computing():
         for side in (0, 1, 1, 0):
             begin = time.perf_counter()
             (old, new)[side](*call)

@@ -1,17 +1,26 @@
-"""When nobody calls: whatever is measured beside serving is measured then, with the machine to itself."""
+"""When nobody calls: whatever is measured beside serving is measured then, with the machine to itself.
+
+What is only computed (a proof) need not wait for that: while calls are served it has the cores that they leave (`computing`).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 
 from hotfuse.compile.workers.background_priority import background_priority
+from hotfuse.machine import team
+from hotfuse.runtime.concurrency import calls_in_flight
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.tally import calls_everywhere
 
 QUIET_S = 0.05
 """Without a call for so long, nobody calls: threads of a team that served have gone to sleep, too."""
 POLL_S = 0.005
+
+Computing = Callable[[], AbstractContextManager[None]]
+"""Around what a background thread computes: it has the threads that calls leave meanwhile."""
 
 
 class Lull:
@@ -39,6 +48,15 @@ class Lull:
         quiet = self._calls() == before and not self._inside()
         self.disturbed += not quiet
         return quiet
+
+    @contextmanager
+    def computing(self) -> Generator[None]:
+        """Around what a background thread computes: on its whole team while nobody calls, else on cores that calls leave."""
+        if self.lasts():
+            yield
+            return
+        with team.beside_calls(calls_in_flight()):
+            yield
 
     def await_one(self, most_s: float) -> bool:
         """Wait until nobody calls, a bounded time."""

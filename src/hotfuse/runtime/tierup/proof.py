@@ -7,12 +7,13 @@ twice the baseline is. Outputs that a model rounds (QuantizeLinear) may lie one 
 how far right answers lie apart, and it is measured (decisions 40 and 108).
 
 Both are timed on the way. Behind the first call, which warms both up, these are rounds like those of a race, which need not be run
-again.
+again where nobody is served beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.retype import widened
 from hotfuse.machine.device_clock import clock_of
 from hotfuse.machine.device_stream import in_own_stream
+from hotfuse.runtime.tierup.lull import Computing
 from hotfuse.runtime.tierup.verify import disagreement
 
 MIN_PROVEN, PROOF_S = 2, 2.0
@@ -67,26 +69,30 @@ class Proof:
 
 
 def prove(
-    new: Run, baseline: Run, calls: Sequence[Sequence[torch.Tensor]], rtol: float, wide: Wide, steps: Sequence[Quantum] = ()
+    new: Run, baseline: Run, calls: Sequence[Sequence[torch.Tensor]], rtol: float, wide: Wide, steps: Sequence[Quantum] = (),
+    computing: Computing = nullcontext,
 ) -> Proof:  # fmt: skip
-    """Run both on every call while there is time, in turns who goes first; `steps` are the quanta of outputs that are rounded."""
+    """Run both on every call while there is time, in turns who goes first; `steps` are the quanta of outputs that are rounded.
+    `computing` is around each round.
+    """
     judge, proven = "tier 0", 0
     rounds: list[tuple[float, float]] = []
     with torch.no_grad(), in_own_stream(t for inputs in calls for t in inputs):
         for number, inputs in enumerate(calls):
-            if number % 2:
-                want, old_s = _timed(baseline, inputs)
-                got, new_s = _timed(new, inputs)
-            else:
-                got, new_s = _timed(new, inputs)
-                want, old_s = _timed(baseline, inputs)
-            rounds.append((old_s, new_s))
-            proven += 1
-            difference = disagreement(got, want, rtol)
-            if difference and not all_tied(got, want, steps, lambda g, w: not disagreement([g], [w], rtol)):
-                judge = "float64"
-                if not _closer(got, want, inputs, wide, steps):
-                    return Proof(difference, proven, judge)
+            with computing():
+                if number % 2:
+                    want, old_s = _timed(baseline, inputs)
+                    got, new_s = _timed(new, inputs)
+                else:
+                    got, new_s = _timed(new, inputs)
+                    want, old_s = _timed(baseline, inputs)
+                rounds.append((old_s, new_s))
+                proven += 1
+                difference = disagreement(got, want, rtol)
+                if difference and not all_tied(got, want, steps, lambda g, w: not disagreement([g], [w], rtol)):
+                    judge = "float64"
+                    if not _closer(got, want, inputs, wide, steps):
+                        return Proof(difference, proven, judge)
             if proven >= MIN_PROVEN and sum(map(sum, rounds)) >= PROOF_S:
                 break
     return Proof("", proven, judge, tuple(rounds[1:]), tuple(rounds[:1]))
