@@ -20,7 +20,7 @@ LEARN_S = 75.0
 """Seconds of calls for a plan to be deployed."""
 SETTLE_CALLS = 400
 """Calls of a kind before it is measured: the first behind a deployment are looked at closely, whatever they bring."""
-Call = tuple[torch.Tensor, torch.Tensor]
+Call = tuple[torch.Tensor, ...]
 
 
 class Tower(nn.Module):

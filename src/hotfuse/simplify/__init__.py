@@ -5,6 +5,7 @@ from hotfuse.ir.rewrite import RewriteTrace, Rule, apply
 from hotfuse.simplify import identities, redundant
 from hotfuse.simplify.dead_rows import without_dead_rows
 from hotfuse.simplify.einsum import einsums_as_products
+from hotfuse.simplify.picked_rows import without_unpicked_rows
 
 TIER0: tuple[Rule, ...] = (*redundant.RULES, *identities.RULES)
 """What runs before tier 0: a fraction of a second at most, exact to the bit."""
@@ -17,14 +18,19 @@ def simplify(graph: Graph, rules: tuple[Rule, ...] = TIER0) -> tuple[Graph, tupl
 
 def simplify_captured(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     """A graph as a front end gives it, as every tier begins with it: without needless nodes, with einsums as products, and without
-    rows that nobody reads.
+    rows that nobody reads or data do not pick.
     And what `explain()` says of that.
     """
     graph, _ = simplify(einsums_as_products(graph)[0])
     fewer, products = without_dead_rows(graph)
-    if not products:
+    picked, by_data = without_unpicked_rows(fewer)
+    if not products and not by_data:
         return graph, ()
-    return simplify(fewer)[0], (f"rows that nobody reads are not computed: {products} products make one row of each sequence",)
+    said = (
+        (f"rows that nobody reads are not computed: {products} products make one row of each sequence", products),
+        (f"rows that data do not pick are not computed: {by_data} products make the picked ones alone", by_data),
+    )
+    return simplify(picked)[0], tuple(text for text, number in said if number)
 
 
 __all__ = ["TIER0", "simplify", "simplify_captured"]
