@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -20,17 +20,20 @@ class OnCpu:
 
     def __init__(self) -> None:
         self.serving, self.refuses, self.spoils, self.took_s, self.now = True, "", False, 0.0, 0.0
+        self.short = False
         self.inside = self.most_inside = self.drained = 0
 
-    def record(self, run: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    def record(self, run: Any, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> Any:
         self.now += self.took_s
         if self.refuses:
             raise CaptureError("no", because=self.refuses)
-        static, _ = on_own_inputs(run, inputs)
+        static, _ = on_own_inputs(run, inputs, in_place)
         device = self
 
         class Kept:
             def replay(self, given: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+                if device.short:
+                    raise torch.OutOfMemoryError("no memory left")
                 for mine, theirs in zip(static, given, strict=True):
                     mine.copy_(theirs)
                 outs = run(*static)
@@ -226,3 +229,32 @@ def test_a_replay_that_is_asked_for_ahead_records_and_runs_nothing() -> None:
     assert made.replayed(torch.randn(4)) is None
     device.serving = False
     assert made.replayed(x) is None
+
+
+def test_without_memory_for_results_recordings_go_and_kernels_answer() -> None:
+    device = OnCpu()
+    run = made(device)
+    for _ in range(3):
+        run(torch.randn(3))
+    device.short = True
+    x = torch.randn(3)
+    assert torch.equal(run(x)[0], torch.sin(x) * 2)
+    assert (run.counts["dropped"], run.counts["kernel_by_kernel"]) == (1, 3) and device.drained
+    for _ in range(4):  # not again for a while
+        run(torch.randn(3))
+    assert run.counts["recorded"] == 1
+    device.now += 120.0
+    device.short = False
+    for _ in range(3):
+        run(torch.randn(3))
+    assert run.counts["recorded"] == 2
+
+
+def test_a_call_whose_recording_finds_no_memory_has_its_answer() -> None:
+    device = OnCpu()
+    run = made(device)
+    run(torch.randn(3))
+    device.short = True
+    x = torch.randn(3)
+    assert torch.equal(run(x)[0], torch.sin(x) * 2)
+    assert run.counts["not_recordable"] == 1 and "OutOfMemory" in run.refused

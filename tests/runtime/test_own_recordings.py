@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from hotfuse.base.errors import CaptureError, RecordingError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.machine import device_stream
+from hotfuse.runtime.serve.own_kinds import MOST_PLACES
 from hotfuse.runtime.serve.own_recordings import MOST_PUT_OFF, MOST_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
 
 SETTINGS = Settings(record=False, idle=False)
@@ -42,17 +43,18 @@ class OnCpu:
         self.spoils = 0.0
         self.told: list[bool] = []
 
-    def record(self, run: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    def record(self, run: Any, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> Any:
         if self.refuses:
             raise CaptureError("no", because=self.refuses)
-        static, _ = on_own_inputs(run, inputs)
+        static, _ = on_own_inputs(run, inputs, in_place)
         self.bytes += 1
         device = self
 
         class Kept:
             def replay(self, given: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-                for mine, theirs in zip(static, given, strict=True):
-                    mine.copy_(theirs)
+                for i, (mine, theirs) in enumerate(zip(static, given, strict=True)):
+                    if i not in in_place:
+                        mine.copy_(theirs)
                 device.asleep = True
                 try:
                     with torch.inference_mode(False), torch.no_grad():
@@ -255,11 +257,6 @@ class Dropped(Slow):
         return super().forward(nn.functional.dropout(x, 0.0, training=True) + torch.rand(()) * 0)
 
 
-class Writes(Slow):
-    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        return super().forward(x.add_(0))
-
-
 class GivesWeight(Slow):
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
         return super().forward(x)["y"], self.inner.weight
@@ -272,7 +269,7 @@ class GivesInput(Slow):
 
 @pytest.mark.parametrize(
     ("cls", "why"),
-    [(Appends, Why.STATEFUL), (Draws, Why.RANDOM), (Dropped, Why.RANDOM), (Writes, Why.STATEFUL),
+    [(Appends, Why.STATEFUL), (Draws, Why.RANDOM), (Dropped, Why.RANDOM),
      (GivesWeight, Why.NOT_CAPTURABLE), (GivesInput, Why.NOT_CAPTURABLE)],
 )  # fmt: skip
 def test_what_a_recording_would_leave_out_is_refused_once(cls: type[Slow], why: Why) -> None:
@@ -284,6 +281,103 @@ def test_what_a_recording_would_leave_out_is_refused_once(cls: type[Slow], why: 
     assert whys(log, Action.REFUSE) == [why], list(map(str, log.decisions))
     assert run.counts["replays"] == 0 and run.counts["not_recordable"] == 1
     assert run.explain()["kinds"][0]["because"]
+
+
+class Room:
+    """A cache with room, as programs pass it around: it is written in place, and counts on the device."""
+
+    def __init__(self, rows: int = 64, longest: int = 64) -> None:
+        self.longest, self.kept, self.filled = longest, torch.zeros(rows, 4), torch.tensor(0)
+
+
+class Continues(Slow):
+    """Adds a row to a cache and answers with all of them."""
+
+    def forward(self, x: torch.Tensor, room: Room) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        y = super().forward(x)["y"]
+        room.kept.index_copy_(0, room.filled.reshape(1) % room.longest, y[:1])
+        room.filled.add_(1)
+        return {"y": y, "all": room.kept.sum(0), "cache": room}
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
+def test_arguments_that_a_call_writes_are_written_by_replays_where_they_lie(*, inference: bool) -> None:
+    with torch.inference_mode() if inference else torch.no_grad():
+        device = OnCpu()
+        model = Continues(device)
+        run, log = made(model, device)
+        before = 0
+        for again in range(3):  # each with a cache at another address
+            mine, theirs = Room(), Room()
+            version = None if inference else mine.kept._version  # pyright: ignore[reportPrivateUsage]
+            for _ in range(RACED):
+                x = torch.randn(3, 4)
+                got, want = run(x, mine), model(x, theirs)
+                assert got["cache"] is mine and torch.equal(mine.kept, theirs.kept) and torch.equal(mine.filled, theirs.filled)
+                assert torch.equal(got["y"], want["y"]) and torch.equal(got["all"], want["all"])
+            assert run.counts["replays"] > before, run.explain()
+            before = run.counts["replays"]
+            assert version is None or mine.kept._version > version  # pyright: ignore[reportPrivateUsage]
+            if again:
+                assert run.counts["recorded"] == again + 1 and len(whys(log, Action.DEPLOY)) == 1  # no further race
+        assert whys(log, Action.REFUSE) == []
+        other = Room(longest=32)  # a number that kernels were launched with
+        run(torch.randn(3, 4), other)
+        assert run.counts["replays"] == before and int(other.filled) == 1
+
+
+def test_a_model_that_changed_leaves_the_callers_memory_to_its_own_code() -> None:
+    device = OnCpu()
+    model = Continues(device)
+    run, _ = made(model, device)
+    room = Room()
+    for _ in range(RACED):
+        run(torch.randn(3, 4), room)
+    model.inner.weight.data = torch.randn(4, 4)
+    run(torch.randn(3, 4), room)
+    assert int(room.filled) == RACED + 1
+
+
+class WritesUnseen(Slow):
+    """Through an alias whose writes torch does not show."""
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        x.data.add_(1)
+        return super().forward(x)
+
+
+def test_writes_that_torch_does_not_show_are_seen() -> None:
+    device = OnCpu()
+    run, log = made(WritesUnseen(device), device)
+    x = torch.zeros(3, 4)
+    for n in range(RACED):
+        run(x)
+        assert bool((x == n + 1).all())
+    assert run.counts["replays"] > 0 and Why.STATEFUL in whys(log, Action.NOTICE)
+
+
+def test_written_arguments_that_never_lie_where_they_lay_are_given_up() -> None:
+    device = OnCpu()
+    run, log = made(Continues(device, 0.0), device)
+    held = [Room() for _ in range(MOST_PLACES + 8)]
+    for room in held:
+        run(torch.randn(3, 4), room)
+        assert int(room.filled) == 1
+    assert whys(log, Action.REFUSE) == [Why.STATEFUL] and run.counts["replays"] == 0
+
+
+def test_what_is_written_and_read_through_another_argument_runs_the_models_own_code() -> None:
+    device = OnCpu()
+    model = Continues(device)
+    run, _ = made(model, device)
+    mine, theirs = Room(), Room()
+    for _ in range(RACED):
+        run(torch.randn(3, 4), mine)
+        model(torch.randn(3, 4), theirs)
+    theirs.kept.copy_(mine.kept)
+    before = run.counts["replays"]
+    got, want = run(mine.kept[:3], mine), model(theirs.kept[:3], theirs)
+    assert torch.equal(got["all"], want["all"]) and run.counts["replays"] == before
 
 
 def test_a_model_that_keeps_a_list_of_its_calls_is_left_alone() -> None:
@@ -410,10 +504,10 @@ class Capturing(OnCpu):
         super().__init__()
         self.recording = False
 
-    def record(self, run: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    def record(self, run: Any, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> Any:
         self.recording = True
         try:
-            return super().record(run, inputs)
+            return super().record(run, inputs, in_place)
         except RuntimeError as e:
             raise RecordingError("the kernels of a call cannot be recorded", because=str(e)) from e
         finally:
@@ -447,3 +541,88 @@ def test_other_threads_are_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
         other.start()
         other.join()
     assert [*seen, torch.cuda.is_current_stream_capturing()] == [False, True, True]
+
+
+def test_other_threads_wait_for_the_device_behind_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(device_stream, "_synchronize", lambda _device: asked.append(threading.current_thread().name))
+    monkeypatch.setattr(torch.cuda, "synchronize", torch.cuda.synchronize)  # put back
+    other = threading.Thread(target=lambda: torch.cuda.synchronize(), name="other")
+    with device_stream.others_wait():
+        torch.cuda.synchronize()  # what is recorded hears what the driver says
+        other.start()
+        other.join(0.05)
+        assert asked == [threading.current_thread().name] and other.is_alive()
+    other.join(5)
+    assert asked[1:] == ["other"] and not other.is_alive()
+
+
+class RunsShort(Slow):
+    """Has no memory left until recordings are let go of."""
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        if self.device.refuses and not self.device.drained and not self.device.asleep:
+            raise torch.OutOfMemoryError("no memory left")
+        return super().forward(x)
+
+
+def test_recordings_go_where_the_model_runs_out_of_memory() -> None:
+    device = OnCpu()
+    model = RunsShort(device)
+    run, log = made(model, device)
+    for _ in range(WARM_UPS + PROOFS + 2):  # they race now: every other call is the model's
+        run(torch.randn(3, 4))
+    device.refuses = "it is short of memory"
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        got = run(x)["y"]
+        assert torch.equal(got, model.inner(x) * model.scale)
+    assert whys(log, Action.DROP) == [Why.TOO_MUCH_MEMORY] and run.counts["recorded"] == run.counts["dropped"] == 1
+
+
+def test_without_recordings_the_model_runs_out_of_memory_as_ever() -> None:
+    device = OnCpu()
+    device.refuses = "it is short of memory"
+    run, log = made(RunsShort(device), device)
+    for _ in range(6):
+        with pytest.raises(torch.OutOfMemoryError):
+            run(torch.randn(3, 4))
+    assert not whys(log, Action.DROP)
+
+
+def test_under_autocast_calls_are_of_a_kind_of_their_own_and_replayed() -> None:
+    device = OnCpu()
+    model = Slow(device)
+    run, _ = serving(model, device)
+    before = run.counts["recorded"]
+    for dtype in (torch.bfloat16, torch.half):
+        with torch.autocast("cpu", dtype=dtype):
+            replays = run.counts["replays"]
+            for _ in range(RACED):
+                x = torch.randn(3, 4)
+                got, want = run(x)["y"], model(x)["y"]
+                assert got.dtype == want.dtype == torch.float32 and torch.equal(got, want)
+            assert torch.is_autocast_cache_enabled() and run.counts["replays"] > replays
+        model.inner.weight.mul_(-1)
+        with torch.autocast("cpu", dtype=dtype):
+            assert torch.equal(run(x)["y"], model(x)["y"])
+    assert run.counts["recorded"] == before + 2
+
+
+class Grows(Slow):
+    """Appends to a list that it is given, as caches do that grow."""
+
+    def forward(self, x: torch.Tensor, kept: list[torch.Tensor]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept[:] = [torch.cat([kept[0], x])]
+        return super().forward(x)["y"]
+
+
+def test_calls_that_change_their_arguments_are_soon_not_looked_at() -> None:
+    device = OnCpu()
+    run, log = made(Grows(device, 0.0), device)
+    kept = [torch.zeros(1, 4)]
+    for _ in range(100):
+        run(torch.randn(3, 4), kept)
+    assert kept[0].shape == (301, 4)
+    assert set(whys(log, Action.REFUSE)) == {Why.STATEFUL} and len(list(run._kinds)) <= 3  # pyright: ignore[reportPrivateUsage]
+    assert run._unlooked > 0  # pyright: ignore[reportPrivateUsage]

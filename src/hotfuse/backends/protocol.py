@@ -20,7 +20,7 @@ The order in which a kernel back end is asked:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -144,8 +144,9 @@ class Replay(Protocol):
 class RecordingDevice(Protocol):
     """A device as recordings need it: a memory pool, the order of streams, and which threads may record."""
 
-    def record(self, run: Run, inputs: Sequence[torch.Tensor]) -> Replay:
-        """Record a run; raises CaptureError where that cannot be."""
+    def record(self, run: Run, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> Replay:
+        """Record a run; raises CaptureError where that cannot be. Inputs `in_place` are read and written where they lie: replays
+        are for inputs at these addresses, which nobody holds for them."""
         ...
 
     def may_record(self) -> bool:
@@ -195,6 +196,10 @@ class DeviceBackend(Protocol):
 
     def recorder(self, device: torch.device, in_background: Callable[[], bool]) -> RecordingDevice:
         """A device with a memory pool of its own, for those who decide themselves what is recorded."""
+        ...
+
+    def let_go(self) -> bool:
+        """Let go of all recordings of plans: a device has no memory left; whether there were any."""
         ...
 
 

@@ -56,6 +56,14 @@ class RecordingError(CaptureError):
     """A device refused to record what a call launches there."""
 
 
+class WrittenInput(CaptureError):
+    """A run writes into inputs that it was given copies of."""
+
+    def __init__(self, places: tuple[int, ...]) -> None:
+        super().__init__("a call cannot be recorded", because="it writes into an input", why=Why.STATEFUL)
+        self.places = places
+
+
 class InternalError(HotfuseError):
     """A broken promise of our own: worth a bug report."""
 

@@ -54,7 +54,12 @@ def _changes(taker: Taker, holder: Any, old: Contents) -> Spec:
 
 def changes_nothing(spec: Spec) -> bool:
     """Whether the call left its arguments as they were, and its result is none of them."""
-    return all(s is SAME for s in spec.children[1:]) and not _refers(spec.children[0], len(spec.children) - 1)
+    return all(s is SAME for s in spec.children[1:]) and not refers_to_arguments(spec)
+
+
+def refers_to_arguments(spec: Spec) -> bool:
+    """Whether a list, dict or object that the call was given is in its result."""
+    return _refers(spec.children[0], len(spec.children) - 1)
 
 
 def _refers(spec: Spec, known: int) -> bool:

@@ -10,6 +10,9 @@ Recording: libraries ask torch whether a stream is being recorded and then run o
 that hides nothing, so that it need not look at one. A recording of a model should hold the kernels that the model runs. It loads no
 others then: those of attention with a mask took a quarter of a second in the call that recorded. What reads the device's data on
 the host cannot be recorded so, and is recorded as it wants to be (decision 106).
+
+While a stream is recorded, the driver refuses to wait for the whole device, in any thread. Other threads that ask torch for it wait
+until the recording has ended.
 """
 
 from __future__ import annotations
@@ -26,6 +29,11 @@ being_recorded_here: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 """torch's own question, for our own code: it is true while a stream is recorded unnoticed, too."""
 _lock = threading.Lock()
 _inside = 0
+LONGEST_RECORDING_S = 5.0
+"""After so long a thread that waits for the device hears what the driver says: what is recorded may wait for that thread."""
+_synchronize: Callable[[Any], None] = torch.cuda.synchronize
+_ended = threading.Condition(_lock)
+_recordings = 0
 
 
 def _asked() -> bool:
@@ -48,6 +56,32 @@ def unnoticed() -> Generator[None]:
             _inside -= 1
             if not _inside and torch.cuda.is_current_stream_capturing is _asked:
                 torch.cuda.is_current_stream_capturing = being_recorded_here
+
+
+def _behind_recordings(device: Any = None) -> None:
+    if not getattr(_here, "records", False):
+        with _ended:
+            _ended.wait_for(lambda: not _recordings, LONGEST_RECORDING_S)
+    _synchronize(device)
+
+
+@contextmanager
+def others_wait() -> Generator[None]:
+    """Around a recording: `torch.cuda.synchronize()` of other threads returns when it has ended."""
+    global _recordings
+    with _ended:
+        _recordings += 1
+        torch.cuda.synchronize = _behind_recordings
+    outer, _here.records = getattr(_here, "records", False), True
+    try:
+        yield
+    finally:
+        _here.records = outer
+        with _ended:
+            _recordings -= 1
+            if not _recordings and torch.cuda.synchronize is _behind_recordings:
+                torch.cuda.synchronize = _synchronize
+            _ended.notify_all()
 
 
 @contextmanager

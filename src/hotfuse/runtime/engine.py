@@ -25,6 +25,7 @@ from hotfuse.base.debug import CALLS, say
 from hotfuse.base.errors import CallFault, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
+from hotfuse.base.known_structure import KnownStructures
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, take_call
 from hotfuse.cache.place import folder_of
@@ -108,6 +109,7 @@ class Engine:
         if self._improver is not None:
             self._capturer.admitted = self._improver.admitted
             self._capturer.remembered, self._capturer.won_before = self._improver.remembered, self._improver.won_before
+        self._known = KnownStructures()
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = ""
@@ -279,7 +281,7 @@ class Engine:
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts = self._tally.mine
         try:
-            taken = take_call(args, kwargs)
+            taken, _ = self._known.take(args, kwargs)
             leaves, spec = taken.leaves, taken.spec
             hash(spec)
         except (InputError, TypeError) as e:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hotfuse.backends.cuda.device import CudaDevice
-from hotfuse.backends.cuda.graphs import GraphRun, Run
+from hotfuse.backends.cuda.graphs import GraphRun, Run, let_go_of_recordings
 
 
 class CudaBackend:
@@ -27,3 +27,7 @@ class CudaBackend:
     def recorder(self, device: torch.device, in_background: Callable[[], bool]) -> CudaDevice:
         """A device with a memory pool of its own."""
         return CudaDevice(device, in_background)
+
+    def let_go(self) -> bool:
+        """Let go of all recordings of plans: the device has no memory left; whether there were any."""
+        return let_go_of_recordings()

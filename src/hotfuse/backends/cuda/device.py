@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,16 +21,37 @@ class CudaDevice:
     def __init__(self, device: torch.device, in_background: Callable[[], bool]) -> None:
         self._device = device
         self._in_background = in_background
-        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._pools: list[Any] = []
+        """The last one is in use. One whose recordings are all gone cannot be used again, nor one in which a recording failed."""
+        self._made: weakref.WeakSet[Recording] = weakref.WeakSet()
+        """Recordings in the pool in use."""
+        self._stream_of_recordings: torch.cuda.Stream | None = None
+        """One for all: libraries keep memory to work in for every stream that they were ever called on."""
         self._done = torch.cuda.Event()
         self._index = torch.empty(0, device=device).device.index
         self._last: int | None = None
         """The stream of the last replay."""
 
-    def record(self, run: Run, inputs: Sequence[torch.Tensor]) -> Recording:
+    def record(self, run: Run, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> Recording:
         """Record a run; raises CaptureError where that cannot be."""
         with torch.cuda.device(self._device):
-            return Recording(run, inputs, self._device, self._pool)
+            if self._stream_of_recordings is None:
+                self._stream_of_recordings = torch.cuda.Stream(self._device)
+            if not len(self._made):
+                self._another_pool()
+            try:
+                made = Recording(run, inputs, self._stream_of_recordings, self._pools[-1], in_place)
+            except Exception:
+                self._stream_of_recordings = None
+                self._another_pool()
+                raise
+            self._made.add(made)
+            return made
+
+    def _another_pool(self) -> None:
+        self._pools = [p for p in self._pools if pool_bytes([p])]
+        self._pools.append(torch.cuda.graph_pool_handle())
+        self._made.clear()
 
     def may_record(self) -> bool:
         """Whether the calling thread serves a call, on a stream that is not itself being recorded."""
@@ -62,7 +84,7 @@ class CudaDevice:
 
     def held(self) -> int:
         """Bytes of device memory that recordings hold."""
-        return pool_bytes(self._pool)
+        return pool_bytes(self._pools)
 
     def total(self) -> int:
         """Bytes of memory that the device has."""

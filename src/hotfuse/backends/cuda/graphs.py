@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from hotfuse.backends.protocol import RecordingDevice, Replay
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.faults import error_text
 
 Run = Callable[..., tuple[Any, ...]]
 Kind = tuple[Any, ...]
@@ -30,6 +32,8 @@ SHARE = 0.05
 """Part of the time that recording may take."""
 AT_ONCE_S = 0.1
 """Seconds of recording that need no time before them."""
+SHORT_S, LONGEST_WAIT_S = 60.0, 1.0
+"""Seconds for which nothing is recorded where memory was short, and that are waited for another thread's replay."""
 
 
 def kind_of(inputs: Sequence[torch.Tensor]) -> Kind:
@@ -59,12 +63,13 @@ class GraphRun:
         self.refused = ""
         """Why a kind could not be recorded."""
         self.counts = {"replays": 0, "kernel_by_kernel": 0, "recorded": 0, "dropped": 0, "not_recordable": 0}
+        _ALL.add(self)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """Replay, record, or run kernel by kernel."""
         kind = kind_of(inputs)
         may_record = self._device.may_record()
-        if may_record and (done := self._found(kind, inputs)) is not None:
+        if may_record and (done := self._answered(kind, inputs)) is not None:
             return done
         self.counts["kernel_by_kernel"] += 1
         outs = self._run(*inputs)
@@ -79,6 +84,26 @@ class GraphRun:
         """The results of a recording; None where there is none for such inputs. It reads fixed addresses, so it can be launched
         whatever became of the objects that it was recorded with, as long as their memory is held."""
         return self._found(kind_of(inputs), inputs) if self._device.may_record() else None
+
+    def _answered(self, kind: Kind, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+        try:
+            return self._found(kind, inputs)
+        except torch.OutOfMemoryError:  # for the results: without recordings there is more
+            self.let_go()
+            return None
+
+    def let_go(self) -> bool:
+        """Memory is short: recordings go, and for a minute there are no others; whether there were any."""
+        if not self._recordings or not self._lock.acquire(timeout=LONGEST_WAIT_S):
+            return False
+        try:
+            self._device.drain()
+            self.counts["dropped"] += len(self._recordings)
+            self._recordings.clear()
+            self._spent += SHARE * SHORT_S
+            return True
+        finally:
+            self._lock.release()
 
     def _found(self, kind: Kind, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
         if kind not in self._recordings:
@@ -114,8 +139,8 @@ class GraphRun:
             return
         try:
             self._record(kind, inputs, outs)
-        except CaptureError as e:
-            self.refused = e.because or e.what
+        except Exception as e:  # the call has its answer
+            self.refused = (e.because or e.what) if isinstance(e, CaptureError) else error_text(e)
             self.counts["not_recordable"] += 1
             self._met[kind] = False
         self._spent += self._clock() - begin
@@ -136,3 +161,11 @@ class GraphRun:
     def counters(self) -> dict[str, int]:
         """What it did so far."""
         return {**self.counts, "device_bytes": self._device.held()}
+
+
+_ALL: weakref.WeakSet[GraphRun] = weakref.WeakSet()
+
+
+def let_go_of_recordings() -> bool:
+    """Of all plans of this process; whether there were any."""
+    return any([run.let_go() for run in list(_ALL)])

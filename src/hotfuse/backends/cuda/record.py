@@ -3,24 +3,32 @@
 """One run on a device as a CUDA graph: recorded once on a stream of its own, replayed with other inputs.
 
 A graph reads fixed addresses, so inputs are copied into tensors of its own; results are copied out, because the next replay writes
-over them. Recording waits for nothing but its own stream and leaves the allocator's cache alone, which `torch.cuda.graph` does not.
+over them. Inputs that the run itself writes into are not copied (a key/value cache): they are recorded where they lie, and whoever
+replays sees to it that they still lie there. Recording waits for nothing but its own stream and leaves the allocator's cache
+alone, which `torch.cuda.graph` does not.
 
 It must happen on a thread that serves a call, never beside: while any stream of the process is recorded, another thread that waits
-for the whole device (`torch.cuda.synchronize()`) gets an error, whatever error mode the recording has.
+for the whole device (`torch.cuda.synchronize()`) gets an error, whatever error mode the recording has. Where several threads serve,
+such waits are put off (`machine.device_stream`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from hotfuse.backends.cuda.copies import input_copies
-from hotfuse.base.errors import CaptureError, RecordingError
+from hotfuse.base.errors import CaptureError, RecordingError, WrittenInput
+from hotfuse.base.faults import error_text
+from hotfuse.machine.device_stream import others_wait
 
 _end_allocating: Callable[[int, Any], None] = getattr(torch._C, "_cuda_endAllocateToPool", lambda _device, _pool: None)
+_release: Callable[[int, Any], None] = getattr(torch._C, "_cuda_releasePool", lambda _device, _pool: None)
+_FAILED: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose recording could not be ended: torch's allocator of pinned memory asks them for ever whether they are recorded."""
 _DEFAULT = 0
 """The handle of the default stream."""
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: _DEFAULT)  # absent without CUDA
@@ -43,67 +51,110 @@ def unrecordable(inputs: Sequence[torch.Tensor], device: torch.device) -> str:
 class Recording:
     """A CUDA graph of a run for inputs of one kind. Whoever replays it sees to it that nobody else does at the same time."""
 
-    def __init__(self, run: Run, inputs: Sequence[torch.Tensor], device: torch.device, pool: Any) -> None:
+    def __init__(
+        self, run: Run, inputs: Sequence[torch.Tensor], stream: torch.cuda.Stream, pool: Any, in_place: Collection[int] = ()
+    ) -> None:
         """Record; raises CaptureError where the run synchronizes, allocates by data, or returns memory that replays would share."""
+        device = stream.device
         if why := unrecordable(inputs, device):
             raise CaptureError("a call cannot be recorded", because=why)
         self._graph = torch.cuda.CUDAGraph()
 
         def record(*own: torch.Tensor) -> tuple[Any, ...]:
-            stream = torch.cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
+            with others_wait(), torch.cuda.stream(stream):
                 outputs = self._recorded(run, own, pool)
             torch.cuda.current_stream(device).wait_stream(stream)
             return outputs
 
-        self._inputs, self._results = on_own_inputs(record, inputs)
+        own, self._results = on_own_inputs(record, inputs, in_place)
         index = torch.empty(0, device=device).device.index
-        self._copied_in = input_copies(self._inputs, lambda: raw_stream(index))
+        self._copied = [i for i in range(len(own)) if i not in in_place]
+        self._in_place = sorted(in_place)
+        self._copied_in = input_copies([own[i] for i in self._copied], lambda: raw_stream(index))
 
     def _recorded(self, run: Run, own: Sequence[torch.Tensor], pool: Any) -> tuple[Any, ...]:
+        device = torch.cuda.current_device()
         error: Exception | None = None
         outputs: tuple[Any, ...] = ()
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        drawn = generator.clone_state()
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            outputs = run(*own)
-        except Exception as e:
-            error = e
-        try:
+            with _generator_spared(torch.cuda.default_generators[device]):
+                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                outputs = run(*own)
+            except Exception as e:
+                error = e
             self._graph.capture_end()
         except Exception as e:
             error = error or e
+            self._put_back(device, pool)
         if error is not None:
-            # torch puts neither its generator nor its allocator back where a recording cannot be ended
-            generator.graphsafe_set_state(drawn)
-            with contextlib.suppress(Exception):
-                _end_allocating(torch.cuda.current_device(), pool)
-            said = str(error).strip().splitlines()
-            because = f"{type(error).__name__}: {said[0][:200] if said else ''}"
-            raise RecordingError("the kernels of a call cannot be recorded", because=because) from error
+            raise RecordingError("the kernels of a call cannot be recorded", because=error_text(error)) from error
         return outputs
+
+    def _put_back(self, device: int, pool: Any) -> None:
+        """Undo what torch leaves undone where a recording cannot be ended. Until then its allocator keeps what it has cached, so
+        programs near the end of memory would fail. The pool itself is of no use any more: that of pinned memory stays as it is."""
+        try:
+            _end_allocating(device, pool)
+        except RuntimeError:  # it has ended, and the graph lets go of its pool by itself
+            return
+        _FAILED.append(self._graph)
+        _release(device, pool)
 
     def replay(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The results for other inputs of this kind, on the caller's stream; they are the caller's own."""
-        self._copied_in(inputs)
+        if not self._in_place:
+            self._copied_in(inputs)
+            self._graph.replay()
+            return self._results.copied(inputs)
+        room = self._results.room()  # behind the launch nothing may fail: it has written what is the caller's
+        self._copied_in([inputs[i] for i in self._copied])
         self._graph.replay()
+        del room
+        written(inputs[i] for i in self._in_place)
         return self._results.copied(inputs)
 
 
-def on_own_inputs(run: Run, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Results]:
-    """Run once on copies of the inputs; these and the results. Raises CaptureError where the run writes into them.
+@contextlib.contextmanager
+def _generator_spared(generator: torch.Generator) -> Generator[None]:
+    """Around the beginning of a recording, which takes the state of the device's generator of random numbers: threads that draw
+    from that get an error until it has ended. It is given another state. Code that draws while it is recorded gets an error now."""
+    theirs = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(theirs)
+
+
+def written(tensors: Iterable[torch.Tensor]) -> None:
+    """Tell torch that tensors were written, as the operators that were recorded would have."""
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def on_own_inputs(
+    run: Run, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()
+) -> tuple[list[torch.Tensor], Results]:
+    """Run once on copies of the inputs; these and the results. Raises WrittenInput where the run writes into copies.
 
     Outside of inference mode, or calls outside of it could not write into what one inside of it made.
     """
     with torch.inference_mode(False), torch.no_grad():
-        own = [t.detach().clone() for t in inputs]
+        own = [_alias(t) if i in in_place else t.detach().clone() for i, t in enumerate(inputs)]
         before = [t._version for t in own]
         outputs = run(*own)
-    if before != [t._version for t in own]:
-        raise CaptureError("a call cannot be recorded", because="it writes into an input")
+    places = tuple(i for i, (t, was) in enumerate(zip(own, before, strict=True)) if t._version != was and i not in in_place)
+    if places:
+        raise WrittenInput(places)
     return own, Results(outputs, own)
+
+
+def _alias(t: torch.Tensor) -> torch.Tensor:
+    """The same memory; unlike a view it may be written outside of inference mode, too."""
+    return torch.empty(0, dtype=t.dtype, device=t.device).set_(
+        t.untyped_storage(), t.storage_offset(), t.shape, t.stride()
+    )
 
 
 class Results:
@@ -111,7 +162,7 @@ class Results:
 
     def __init__(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
         """Raises CaptureError where a result lies in an input's memory, or results read the same memory as different types."""
-        self._inputs = inputs
+        self._inputs: Sequence[torch.Tensor] = inputs
         self._theirs = {t.untyped_storage().data_ptr() for t in inputs} - {0}
         self._sharing: dict[int, list[torch.Tensor]] = {}
         self._note(outputs)
@@ -122,6 +173,11 @@ class Results:
             if at and len(group) > 1:
                 self._share(at, group)
         self._copies = [self._copy(o) for o in outputs]
+        self._inputs = ()  # those in place are the caller's, who may let go of them
+
+    def room(self) -> list[torch.Tensor]:
+        """Memory as copies take it."""
+        return [torch.empty_like(t) for at, group in self._sharing.items() for t in (group if at else ())]
 
     def copied(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The results as they are now, for the call that brought these inputs."""
@@ -164,7 +220,8 @@ class Results:
         return lambda _given, _bases: output.clone()
 
 
-def pool_bytes(pool: Any) -> int:
-    """Device memory that recordings of a pool hold."""
-    segments = torch.cuda.memory_snapshot()
-    return sum(int(s["total_size"]) for s in segments if tuple(s.get("segment_pool_id", ())) == tuple(pool))
+def pool_bytes(pools: Collection[Any]) -> int:
+    """Device memory that recordings of some pools hold."""
+    asked = {tuple(p) for p in pools}
+    segments = torch.cuda.memory_snapshot() if asked else ()
+    return sum(int(s["total_size"]) for s in segments if tuple(s.get("segment_pool_id", ())) in asked)

@@ -25,6 +25,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
+def _uses_a_device() -> bool:
+    """Whether models of this process run on a device: their code, captured in a worker, may ask what devices there are."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
 class Child(Protocol):
     """A child process, as far as a worker needs it: what `subprocess.Popen` has of it."""
 
@@ -44,7 +50,8 @@ class Worker:
     """Whether it began as a copy of this process."""
 
     def __init__(self, memory: int = 0, command: Sequence[str] = COMMAND, level: int = LOWEST) -> None:
-        env = for_child(OMP_NUM_THREADS="1", HOTFUSE_CAPTURE="off", HOTFUSE_WORKER_MEMORY=str(memory), **{LEVEL: str(level)})
+        bound = 0 if _uses_a_device() else memory  # the driver maps many times what it uses; the resident size is watched
+        env = for_child(OMP_NUM_THREADS="1", HOTFUSE_CAPTURE="off", HOTFUSE_WORKER_MEMORY=str(bound), **{LEVEL: str(level)})
         log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, bufsize=0,

@@ -156,10 +156,10 @@ class Before:
         """The result and what the call changed in its objects; raises InputError where that cannot be taken apart."""
         return take_after(result, self._holders, self._held)
 
-    def writes(self) -> bool:
-        """Whether the call wrote to one of its tensors, as far as torch shows that."""
+    def written_places(self) -> list[int]:
+        """Which of its tensors the call wrote to, as far as torch shows that."""
         now = _versions(self._leaves)
-        return any(old is not None and old != new for old, new in zip(self._versions, now, strict=True))
+        return [i for i, (old, new) in enumerate(zip(self._versions, now, strict=True)) if old is not None and old != new]
 
     def written(self, copies: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Copies of those tensors that the call wrote in place; `copies` are what they held before."""

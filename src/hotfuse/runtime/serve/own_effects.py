@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn.modules import module as every_module
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.frontends.side_effects import Observed, python_generators
+from hotfuse.native.call_context import asked_in_python, usual
 from hotfuse.runtime.serve.effects import heard, loggers
 
 _C: Any = torch._C
@@ -45,6 +47,28 @@ _QUESTIONS = _questions()
 def allowed_kernels() -> tuple[Any, ...]:
     """What a process may set that decides which library kernels run, and how they round."""
     return tuple([ask() for ask in _QUESTIONS])
+
+
+def around_call() -> Any:
+    """What is around a call and decides what torch's operators mean; None where that is more than a recording keeps apart."""
+    if (number := asked_in_python()) >= 0:
+        return number
+    if _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
+        return None
+    cast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu")]
+    return (*cast, usual(torch.is_grad_enabled()))
+
+
+@contextmanager
+def casting_again() -> Generator[None]:
+    """Around what is recorded under autocast: weights are cast in every replay. What autocast keeps of them goes when the caller
+    leaves it."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def transformed() -> bool:
