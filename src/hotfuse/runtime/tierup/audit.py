@@ -10,7 +10,8 @@ ratios in nearly all of the last rounds; so beyond `FAR` less evidence is asked 
 
 A round costs what the reference takes longer, twice because its first call only warms caches up, and four looks at calls. That is
 paid from `BUDGET` of the calls' time, so a plan that is much faster is looked at seldom; while it seems slower the reference is no
-cost, and rounds follow each other, those of all threads at the same time (decision 101).
+cost, and rounds follow each other, those of all threads at the same time (decision 101). Which of both is slower is asked there of
+calls that nothing held up (decision 112): beside other programs a median of a few is of those that were.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -27,7 +28,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.tierup.race import ALPHA, growth
-from hotfuse.runtime.tierup.turns import MOST_KEYS, OLD, Key, Round, Turns
+from hotfuse.runtime.tierup.turns import MOST_KEYS, NEW, OLD, Key, Round, Turns
 
 BUDGET = 0.005
 """The part of the calls' time that rounds may cost."""
@@ -111,6 +112,8 @@ class Audit:
         """When a key's round was begun or went on."""
         self._rounds: deque[Round] = deque(maxlen=KEPT)
         self._looks: deque[float] = deque(maxlen=4 * FIRST)
+        self._times: tuple[deque[float], deque[float]] = (deque(maxlen=4 * FIRST), deque(maxlen=4 * FIRST))
+        """Seconds of the reference's and of the plan's last calls in rounds, those that warm caches up among them."""
         self._evidence = [0.0] * len(LOSING)
         self._extra_s = self._total_s = 0.0
         self._unpaid_s = 0.0
@@ -170,6 +173,7 @@ class Audit:
         """A call was answered, looking at which took so long besides; whether the plan has to go."""
         self._extra_s += look_s
         self._looks.append(look_s)
+        self._times[side].append(seconds)
         if side == OLD and (usual := self._usual.get(key[1])) is not None:
             self._extra_s += seconds - usual  # of either sign: noise must not count as cost
         ended = self._turns.took(key, side, seconds)
@@ -221,10 +225,12 @@ class Audit:
             return
         late = list(self._rounds)[-2 * FIRST :]
         reference, plan = median(r[0] for r in late), median(r[1] for r in late)
-        slower = median(self._late_ratios()) > SEEMS_SLOWER * self._allowed
+        undisturbed = _undisturbed(self._times[NEW]) / max(_undisturbed(self._times[OLD]), 1e-9)
+        slower = max(median(self._late_ratios()), undisturbed) > SEEMS_SLOWER * self._allowed
         self._suspect = slower or self.evidence >= SUSPECT
         early, soon = self.rounds < FIRST, self._suspect or self.rounds < 2 * FIRST
-        self._unpaid_s = (2 * (reference - plan) + 4 * median(self._looks)) / (FIRST_BUDGET if early else BUDGET)
+        dearer = min(0.0, reference - plan) if undisturbed >= 1 else reference - plan
+        self._unpaid_s = (2 * dearer + 4 * median(self._looks)) / (FIRST_BUDGET if early else BUDGET)
         self._not_before = number + (FIRST_GAP if early else 2 if soon else GAP)
         self.at = max(self._not_before, number + int(self._unpaid_s / max(plan, 1e-9)))
 
@@ -248,6 +254,14 @@ class Audit:
         reference, plan = (median(r[side] for r in rounds) * 1e6 for side in (0, 1))
         cost = self._extra_s / max(self._total_s, 1e-9)
         return AuditState(self.rounds, median(ratios), low, high, plan, reference, cost)
+
+
+def _undisturbed(times: Iterable[float]) -> float:
+    """What a call takes that nothing held up: the first quartile of a few. Beside other programs one call in five waits for a core
+    for milliseconds; two of three such references made the next round wait for hundreds of calls of a plan three times as slow.
+    """
+    ordered = sorted(times)
+    return ordered[(len(ordered) - 1) // 4]
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
