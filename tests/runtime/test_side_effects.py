@@ -301,3 +301,30 @@ def test_state_is_compared_by_identity_and_plain_values_by_equality() -> None:
     assert not changed(before)
     model.taken["n"] = 1
     assert changed(before) == ["a dict that it reaches, at n"]
+
+
+class Tagger(nn.Module):
+    """Recurrent layers, which keep their weights a second time: tracing exchanges both."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase], counts: bool) -> None:
+        super().__init__()
+        self.layer: Any = kind(8, 6, batch_first=True, bidirectional=True)
+        self.out, self.counts = nn.Linear(12, 3), counts
+        self.layer.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            self.layer.calls += 1
+        return self.out(self.layer(x)[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("counts", [False, True])
+def test_what_torch_keeps_in_its_own_layers_is_no_effect(kind: type[nn.RNNBase], counts: bool) -> None:
+    model = Tagger(kind, counts).eval()
+    fast, x = hotfuse.jit(model, settings=INLINE), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        for _ in range(CALLS):
+            torch.testing.assert_close(fast(x), model.out(model.layer(x)[0]))
+    assert bool(refused(fast)) == counts and (fast.stats()["graph_calls"] > 0) != counts, fast.explain()
+    assert model.layer.calls == (CALLS if counts else 0)

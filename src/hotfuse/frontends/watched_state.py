@@ -135,7 +135,8 @@ class _Walk:
 
     def _module(self, module: nn.Module) -> None:
         kind = type(module)
-        self._note(f"{kind.__name__}.", lambda: {k: v for k, v in module.__dict__.items() if k not in _INTERNAL})
+        own = _kept_by_torch(kind)
+        self._note(f"{kind.__name__}.", lambda: {k: v for k, v in module.__dict__.items() if k not in own})
         self._left.extend(m for m in module._modules.values() if m is not None)  # pyright: ignore[reportPrivateUsage]
         for hook in itertools.chain(module._forward_hooks.values(), module._forward_pre_hooks.values()):  # pyright: ignore[reportPrivateUsage]
             self._left.append(hook)
@@ -177,6 +178,17 @@ class _Walk:
         if there := sorted(names & vars(module).keys()):
             space = vars(module)
             self._note(f"{module.__name__}.", lambda: {n: space[n] for n in there if n in space})
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept_by_torch(kind: type) -> frozenset[str]:
+    """Attributes of a kind of module that are torch's own: those of every module, and private ones that code of its classes there
+    names. A recurrent layer keeps its weights a second time, as a list, which follows when tracing exchanges them.
+    """
+    own = [c for c in kind.__mro__ if _foreign(c) and c not in (nn.Module, object)]
+    functions = (_function(v) for c in own for v in c.__dict__.values())
+    names = {n for f in functions if isinstance(f, types.FunctionType) for n in _names(f.__code__)}
+    return _INTERNAL | {n for n in names if n.startswith("_") and not n.startswith("__")}
 
 
 @functools.lru_cache(maxsize=4096)
