@@ -183,6 +183,20 @@ def test_live_rows_are_served_by_library_kernels_while_others_are_made() -> None
     fast.close()
 
 
+def test_what_is_said_while_library_kernels_serve_and_others_are_made() -> None:
+    model = PaddedEncoder(layers=1).eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    serve(fast, model, 3)
+    entry = entry_of(fast)
+    entry.layers, entry.trying, entry.meanwhile = (PaddingLayer(ignore=False, by_library=True),), PACKED, PACKED_BY_LIBRARY
+    said = str(fast.explain())
+    assert "being tried: packed rows, meanwhile packed rows: on library kernels\n" in said, said
+    assert "tier 2 (library kernels for what recurs)" in said, said
+    entry.layers, entry.meanwhile = (PaddingLayer(ignore=False),), None
+    said = str(fast.explain())
+    assert "being tried: packed rows\n" in said and "generated kernels for what recurs" in said, said
+
+
 def entry_layers(fast: Any) -> Any:
     return next((e.layers for s in fast._engine.sites.values() for e in s.entries), ())
 

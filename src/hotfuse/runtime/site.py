@@ -117,6 +117,8 @@ class Entry:
     improving: bool = False
     trying: AttemptKey | None = None
     """At what."""
+    meanwhile: AttemptKey | None = None
+    """What is tried while that is made."""
     examining: bool = False
     """A question about its partitions waits for an answer."""
     refused: dict[AttemptKey, str] = field(default_factory=dict[AttemptKey, str])

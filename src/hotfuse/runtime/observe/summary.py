@@ -13,7 +13,7 @@ MOST_IN_THE_WAY = 3
 NOTICED = (Why.WEIGHTS_WRITTEN_UNSEEN, Why.WEIGHTS_CHANGED, Why.MODEL_CHANGED, Why.DRIFT, Why.REGRESSED, Why.SPEED_CHANGED,
            Why.RUN_FAILED, Why.BACKGROUND_FAILED)  # fmt: skip
 WHAT = {"module": "the model's own code", "0": "tier 0 (the captured graph on library kernels)", "1": "tier 1 (generated kernels)",
-        "2": "tier 2 (generated kernels for what recurs)"}  # fmt: skip
+        "2": "tier 2 (generated kernels for what recurs)", "library": "tier 2 (library kernels for what recurs)"}  # fmt: skip
 
 
 def summary(data: dict[str, Any]) -> list[str]:
@@ -38,7 +38,8 @@ def _serving(plans: list[dict[str, Any]]) -> str:
         return WHAT["module"]
     most = max(plans, key=lambda p: p["calls"])
     versions = len(most.get("versions", ()))
-    kind = "module" if most.get("own_code", {}).get("answers") else str(most["tier"])
+    kind = "library" if most.get("on_library") else str(most["tier"])
+    kind = "module" if most.get("own_code", {}).get("answers") else kind
     return WHAT[kind] + (f", and {versions} versions for sizes that recur" if versions else "")
 
 

@@ -332,7 +332,14 @@ class Improver:
         if self._inline:
             return lambda: None
         submit = sized(self._plans.settings).submit
-        return JobAlongside(partial(submit, owner=(self, "alongside")), lambda: self._try(entry, propose())).finish
+
+        def job() -> None:
+            try:
+                self._try(entry, propose(), meanwhile=True)
+            finally:
+                entry.meanwhile = None
+
+        return JobAlongside(partial(submit, owner=(self, "alongside")), job).finish
 
     def after_fork(self) -> None:
         """In a forked child: whoever considered is in the parent."""
@@ -343,12 +350,15 @@ class Improver:
         if isinstance(self._context.improve, CalledOff):
             self._context.improve.call_off()
 
-    def _try(self, entry: Entry, attempt: Attempt | None) -> None:
-        """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
+    def _try(self, entry: Entry, attempt: Attempt | None, *, meanwhile: bool = False) -> None:
+        """Compile, prove, measure; swap only what won. Whatever happens is a decision. `meanwhile`: while another one is made."""
         if attempt is None:
             return
         key, what, calls, tier, about = attempt.key, str(attempt.key), attempt.calls, attempt.tier, attempt.about
-        entry.trying = key
+        if meanwhile:
+            entry.meanwhile = key
+        else:
+            entry.trying = key
         made_of = attempt.made_of or self._made_of(entry)
         generation, taken, versions = made_of
         begin, lull = self._log.now(), Lull()

@@ -245,6 +245,11 @@ class PaddingLayer(Layer):
         """There is one of it."""
         return AttemptKey(PADDING)
 
+    @property
+    def on_library(self) -> bool:
+        """What packed calls run on."""
+        return self.by_library
+
     def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
         """Live rows alone up to the share of them that is measured to pay; a graph that cannot be packed stays as it is."""
         try:

@@ -100,6 +100,11 @@ class Layer(ABC):
         """A plan of the graph with this layer around `inner`; the inner ones alone where the graph has nothing for this one."""
 
     @property
+    def on_library(self) -> bool:
+        """Whether it serves on library kernels, because generated ones are not there."""
+        return False
+
+    @property
     def keys(self) -> tuple[AttemptKey, ...]:
         """What is not to be tried again if a plan with this layer fails."""
         return (self.key,)
