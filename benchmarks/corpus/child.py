@@ -6,6 +6,7 @@
     {"do": "burst", "warm_s": …, "turn_s": …}
     {"do": "about"}                       outputs of now, what serves and what was decided (ours)
     {"do": "exact"}                       outputs in float64 (a torch model's own code), or of ONNX Runtime without optimizations
+    {"do": "defined", "seed": 0}          outputs of an ONNX file by ONNX's own definitions of its operators
     {"do": "fresh", "seeds": [1, 2]}      other inputs of the same sizes: outputs of ours, exact ones, and the library's plain ones
 """
 
@@ -166,6 +167,17 @@ class Contender:
         options.log_severity_level, options.intra_op_num_threads = 3, self.threads
         return ort.InferenceSession(str(self.model.path), options, providers=["CPUExecutionProvider"]).run(None, inputs)
 
+    def defined(self, seed: int) -> dict[str, Any]:
+        """A judge that shares no kernel with anybody; slow, so it is asked where ONNX Runtime and we disagree."""
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        assert self.model is not None
+        if self.model.path is None:
+            raise Absent("a torch model has no ONNX operators")
+        inputs = self.model.inputs() if not seed else self.model.inputs(seed)
+        return {"outputs": self._kept(ReferenceEvaluator(onnx.load(str(self.model.path))).run(None, inputs))}
+
     def fresh(self, seeds: list[int]) -> dict[str, Any]:
         """Data that no plan has seen, in this process alone: eager, or ONNX Runtime as it comes, is the spread that is allowed."""
         assert self.model is not None
@@ -174,7 +186,7 @@ class Contender:
             self.inputs = inputs = self.model.inputs(seed)
             ours = self._kept(self._served(inputs))
             plain = self.model.module(**inputs) if self.model.module is not None else self._ort(inputs, optimized=True)
-            found.append({**self._exact(inputs), "plain": self._kept(plain), "ours": ours})
+            found.append({**self._exact(inputs), "seed": seed, "plain": self._kept(plain), "ours": ours})
         return {"calls": found}
 
     def _kept(self, result: Any) -> str:
@@ -211,7 +223,7 @@ def main() -> int:
     one = Contender(options.model, options.who, options.threads, options.folder)
     known: dict[str, Callable[..., dict[str, Any]]] = {
         "prepare": one.prepare, "load": one.load, "serve": one.serve, "burst": one.burst, "about": one.about, "exact": one.exact,
-        "fresh": one.fresh,
+        "fresh": one.fresh, "defined": one.defined,
     }  # fmt: skip
     with torch.inference_mode():
         for line in sys.stdin:
