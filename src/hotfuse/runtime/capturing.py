@@ -34,7 +34,7 @@ from hotfuse.runtime.recalling import RecalledStart, Recalls
 from hotfuse.runtime.samples import CallSamples, made_up, snapshot
 from hotfuse.runtime.serve.check import failed
 from hotfuse.runtime.serve.effects import Before, effects_of
-from hotfuse.runtime.serve.gradients import Gradients, requires
+from hotfuse.runtime.serve.gradients import Gradients, opens_graph, requires
 from hotfuse.runtime.serve.guards import compile_signature
 from hotfuse.runtime.site import CallGroup, Entry, Site, specs_of
 from hotfuse.runtime.tally import ThreadCounts
@@ -52,6 +52,8 @@ MAX_TRIES = 3
 """Captures of one kind of call that may fail for a passing reason before it is given up."""
 MAX_RAISED = 16
 """Calls of one kind that raised when they were to be captured, after which sizes that did so are not looked at again."""
+
+OPENS_GRAPH = "it enables gradients by itself where they are not"
 
 
 @dataclass(slots=True)
@@ -149,10 +151,9 @@ class Capturer:
             after = watched.after(result)
             hash(after.spec)
         except (InputError, TypeError) as e:
-            group.refused = str(e)
-            self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, because=str(e).splitlines()[0])
-            self._given_up(group)
-            return result
+            return self._left_alone(group, Why.NOT_CAPTURABLE, str(e), result)
+        if not grad_mode and opens_graph(after.leaves, leaves):
+            return self._left_alone(group, Why.GRAD_MODE, OPENS_GRAPH, result)
         copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in after.leaves]
         sample = CallSample(inputs, copies, after.spec, watched.written(inputs), seconds, number, team.threads())
 
@@ -163,6 +164,13 @@ class Capturer:
                 self._ended(group)
 
         self._background.go_on(job, capture=True)
+        return result
+
+    def _left_alone(self, group: CallGroup, why: Why, because: str, result: Any) -> Any:
+        """Calls of a group stay with the model's own code; the result of this one."""
+        group.refused = because
+        self._log.decide(Action.REFUSE, why, self._model.name, because=because.splitlines()[0])
+        self._given_up(group)
         return result
 
     def meet(
@@ -190,7 +198,7 @@ class Capturer:
         try:
             result = self._own_code(*args, **kwargs)
             outputs = watched.after(result).leaves
-            link = self._gradients.seen(site.spec, outputs, leaves, now)
+            link, opens = self._gradients.seen(site.spec, outputs, leaves, now), not around & 1 and opens_graph(outputs, leaves)
             if link.places and effects is not None and effects.changes_arguments:  # its backward pass would have to see them
                 link = replace(link, kept="the call changes its arguments")
             if effects is not None:
@@ -208,8 +216,8 @@ class Capturer:
                     difference = disagreement(entry.baseline.run(*inputs), copies, self._settings.rtol)
                 if watch is not None and (watch.accepted != before or watch.check() is not WeightChange.NONE):
                     return  # it was compared with other weights
-                if difference:
-                    self._asks(site, difference)
+                if difference or opens:
+                    self._asks(site, difference or OPENS_GRAPH)
                     return
                 if around & 1:
                     self._gradients.learn(entry.links, pattern, link)

@@ -208,7 +208,7 @@ class Engine:
                         counts.module_calls += 1
                         return self.own_code(*args, **kwargs)
                     try:
-                        outs = joined(link, plan.run, leaves) if link.places else plan.run(*leaves)
+                        outs = plan.run(*leaves) if link is PLAIN else joined(link, plan.run, leaves)
                     except Exception as e:
                         return self._answered_instead((site, entry, plan, e), leaves, args, kwargs, counts)
                     if plan.tier == 1:
@@ -363,7 +363,7 @@ class Engine:
                     seconds.append(spent)
                     return outs
 
-                outs = joined(link, sampled, leaves) if link.places else sampled(*leaves)
+                outs = sampled(*leaves) if link is PLAIN else joined(link, sampled, leaves)
                 spent = seconds[0]
                 if own and not entry.sampler.sampled_ns:
                     later_than_own(entry, number)
@@ -375,7 +375,7 @@ class Engine:
                 if answer is None:
                     outs = self.own_code(*args, **kwargs)
                 else:
-                    outs = joined(link, answer.run, leaves) if link.places else answer.run(*leaves)
+                    outs = answer.run(*leaves) if link is PLAIN else joined(link, answer.run, leaves)
                 spent = clock() - begin
         except Exception as e:
             if answer is None:

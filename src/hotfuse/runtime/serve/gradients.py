@@ -108,6 +108,11 @@ def _listening(token: torch.Tensor, told: Callable[[], None]) -> tuple[Removable
     return tuple(node.register_hook(lambda *_: told()) for node in first_and_last)
 
 
+def opens_graph(results: Sequence[Any], leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether results carry a graph that begins inside of the model: it enables gradients by itself where they are not."""
+    return any(isinstance(r, torch.Tensor) and r.grad_fn is not None and all(r is not t for t in leaves) for r in results)
+
+
 @dataclass(slots=True)
 class GradientCounts:
     """What happened to calls that want gradients; any thread counts, and a lost count does no harm."""
@@ -262,7 +267,10 @@ def _memory(t: torch.Tensor) -> int:
 
 
 def joined(link: GradientLink, run: Callable[..., Sequence[Any]], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Run a call and join its results to the graph."""
+    """Run a call and join its results to the graph: those alone that the model's own code joins to it."""
+    if not link.places:
+        with torch.no_grad():  # kernels of tier 0 read the parameters themselves
+            return tuple(run(*leaves))
     link.counts.served += 1
     outs: list[Any] = []
     try:

@@ -52,18 +52,27 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def methods_of(cls: type) -> list[tuple[dict[str, Any], str]]:
-    """Where the functions stand that a class's `forward` is made of: dicts of classes, and names in them. Somebody may put others
-    there (`LlamaAttention.forward = ...`).
+    """Where the functions and values stand that a class's `forward` is made of: dicts of classes, and names in them. Somebody may
+    put others there (`LlamaAttention.forward = ...`, `Block.scale = 2`).
     """
     found: list[tuple[dict[str, Any], str]] = []
     for name in ("forward", *sorted(names_in_code(cls))):
         owner = next((c for c in cls.__mro__ if name in c.__dict__), None)
-        if owner is None or owner in (nn.Module, object) or not isinstance(owner.__dict__[name], types.FunctionType | property):
+        if owner is None or owner in (nn.Module, object):
             continue
-        entries = gc.get_referents(owner.__dict__)  # behind the proxy is the dict itself, whose tag shows every change
-        if len(entries) == 1 and type(entries[0]) is dict:
-            found.append((cast(dict[str, Any], entries[0]), name))
+        found += [(entries, name) for entries in _behind(owner)]
     return found
+
+
+def dicts_of(cls: type) -> list[dict[str, Any]]:
+    """Those of a class and of its bases that are not torch's: a name that one of them gets hides what it names in the others."""
+    return [d for c in cls.__mro__ if c.__module__.partition(".")[0] not in _FOREIGN for d in _behind(c)]
+
+
+def _behind(cls: type) -> list[dict[str, Any]]:
+    """The dict behind a class's proxy, whose tag shows every change; nothing where there is another thing."""
+    entries = gc.get_referents(cls.__dict__)
+    return [cast(dict[str, Any], entries[0])] if len(entries) == 1 and type(entries[0]) is dict else []
 
 
 def same_function(new: Any, old: Any) -> bool:

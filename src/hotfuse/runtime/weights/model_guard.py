@@ -9,7 +9,7 @@ is hot, one native sweep (`unchanged`) answers nearly every call; where it does 
 | weights written (`load_state_dict`, an optimizer) | version | tier 0 reads live tensors; copies are stale |
 | memory exchanged (`.to()`, `p.data = ...`) | address | the same; a new capture if the type changed |
 | parts replaced, `train()`, attributes, hooks | identity, count | a new capture |
-| methods of its classes exchanged | identity | a new capture |
+| methods and values of its classes exchanged | identity | a new capture |
 | entries of dicts, lists and objects that its code reads (`containers`) | identity, count | a new capture |
 
 | writes behind torch's back (`p.data`, NumPy, inference mode) | checksums, a chunk a call (`originals`) | copies are stale |
@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.weights.containers import containers, methods_of, read_by, same_function
+from hotfuse.runtime.weights.containers import containers, dicts_of, methods_of, read_by, same_function
 
 if TYPE_CHECKING:
     from hotfuse.native.model_guard import Noted
@@ -110,7 +110,8 @@ class ModelGuard:
         places += [(d, key) for d in held for key in list(d)]
         methods = {(id(d), name): (d, name) for cls in dict.fromkeys(map(type, modules)) for d, name in methods_of(cls)}
         self._methods = [(d, name, d[name]) for d, name in methods.values()]
-        self._dicts += [*held, *{id(d): d for d, _ in methods.values()}.values()]
+        classes = [d for cls in dict.fromkeys(map(type, modules)) for d in dicts_of(cls)]
+        self._dicts += [*held, *{id(d): d for d in (*(d for d, _ in methods.values()), *classes)}.values()]
         self._items: list[Any] = list(itertools.chain.from_iterable(self._lists))
         self._item_ids, self._lengths = list(map(id, self._items)), list(map(len, self._lists))
         self._inside = len(places)

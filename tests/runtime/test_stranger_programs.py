@@ -1,0 +1,96 @@
+"""Things that programs do to models which need a look of their own: results, graphs and answers are those of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse import Settings
+
+INLINE = Settings(capture="inline", hot_calls=2)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+
+
+class NoGrad(Inner):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class PartlyNoGrad(Inner):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            first = self.inner(x)
+        return first, self.inner(x)
+
+
+class EnablesGrad(Inner):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return self.inner(x)
+
+
+def flags(result: Any) -> list[bool]:
+    return [t.requires_grad for t in (result if isinstance(result, tuple) else (result,))]
+
+
+@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad])
+@pytest.mark.parametrize("cls", [NoGrad, PartlyNoGrad, EnablesGrad])
+def test_results_require_gradients_where_those_of_the_model_do(cls: type[Inner], around: Callable[[], Any]) -> None:
+    model = cls().eval()
+    with hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(12):
+            x = torch.randn(3, 8)
+            with around():
+                got, want = fast(x), model(x)
+            assert flags(got) == flags(want)
+            torch.testing.assert_close(got, want)
+            assert fast.wait(60)
+        opens = cls is EnablesGrad and around is torch.no_grad
+        assert (fast.stats()["graph_calls"] > 0) is not opens
+        assert ("enables gradients by itself" in str(fast.explain(full=True))) is opens
+
+
+def test_a_model_that_enables_gradients_is_known_in_both_modes() -> None:
+    model = EnablesGrad().eval()
+    with hotfuse.jit(model, settings=INLINE) as fast:
+        for k in range(24):
+            x = torch.randn(3, 8)
+            with torch.set_grad_enabled(k < 8 or k % 2 == 0):
+                assert flags(fast(x)) == flags(model(x)) == [True]
+            assert fast.wait(60)
+
+
+class OfItsClass(Inner):
+    scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.scale
+
+
+class Derived(OfItsClass):
+    pass
+
+
+@pytest.mark.parametrize("owner", [OfItsClass, Derived])
+def test_attributes_of_classes_are_the_models_too(owner: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Derived().eval(), torch.randn(3, 8)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(12):
+            fast(x)
+            assert fast.wait(60)
+        assert fast.stats()["graph_calls"] > 0
+        monkeypatch.setattr(owner, "scale", 5.0, raising=False)
+        for _ in range(4):
+            torch.testing.assert_close(fast(x), model(x))
+            assert fast.wait(60)
