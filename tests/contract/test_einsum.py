@@ -15,10 +15,11 @@ SIZES = dict(zip("bhqkdsnij", (2, 3, 5, 7, 4, 6, 8, 5, 3), strict=True))
 TAKEN = (
     "bqd,kd->bqk", "bhqd,bhkd->bhqk", "bhqk,bhkd->bqhd", "bsd,dhk->bshk", "bshk,hkd->bsd", "qd,kd", "bqd,bkd->bkq",
     "bhqid,bhkd->bhqik", "bhqd,qkd->bhqk", "dk,bsd->bsk", "b s d, d n -> n b s",
+    "bshk,hkd,bsh->bsd", "bh,bqhd,hdk->bqk", "bqd,q,bkd->bkq", "hkd,bshk,s->bsd", "bqd,kd,bqd->bqk",
 )  # fmt: skip
 LEFT = (
     "bqd,bqd->bqd", "bqd->bq", "bqq,bqd->bd", "bqd,kd->b", "...qd,kd->...qk", "bq,kd->bqkd", "bd,bd->b",
-    "hd,bqhd->bqh", "bq,qd,dk->bk",
+    "hd,bqhd->bqh", "bq,qd,dk->bk", "bqd,bqd,bq->bqd", "bqd,bqd,bq->b", "bqd,kd,qq->bqk", "bq,kd,b->bqkd",
 )  # fmt: skip
 
 

@@ -6,11 +6,14 @@
 
 Letters are of four kinds: those of both operands and the result (batches), of one operand and the result (rows, columns), of both
 operands alone (summed). What has others (diagonals, sums of one operand, dots) stays an einsum; so does a product without
-sums, rows or columns, and one of more than two tensors.
+sums, rows or columns. Of three tensors, one that has only letters of another (a mask, a gate) is multiplied into that one first:
+
+    einsum("tef,efd,te->td", h, w, g)    ->    einsum("tef,efd->td", h * unsqueeze(g, 2), w)
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -104,16 +107,48 @@ class _EinsumWriter:
         count = 0
         for node in self.graph.nodes:
             operands = argument(node, "tensors") if packet(node.op) == "aten.einsum" else None
-            if not isinstance(operands, tuple) or len(operands) != 2 or argument(node, "path") is not None:
+            if not isinstance(operands, tuple) or argument(node, "path") is not None:
                 self.nodes.append(node)
                 continue
-            a, b = operands
-            known = isinstance(a, Value) and isinstance(b, Value) and _letters(argument(node, "equation"), a, b, self.weights)
+            before = len(self.nodes)
+            pair = self._pair(node, argument(node, "equation"), operands)
+            known = None if pair is None else _letters(*pair, self.weights)
             if not known or not self._product(node, *known):
+                self.new -= {v.name for n in self.nodes[before:] for v in n.outs}
+                del self.nodes[before:]
                 self.nodes.append(node)
                 continue
             count += 1
         return count
+
+    def _pair(self, node: Node, equation: Arg, operands: tuple[Arg, ...]) -> tuple[Arg, Value, Value] | None:
+        """The einsum as one of two tensors; None where it is not."""
+        values = [v for v in operands if isinstance(v, Value)]
+        if len(values) != len(operands) or len(values) not in (2, 3) or not isinstance(equation, str):
+            return None
+        if len(values) == 2:
+            return equation, values[0], values[1]
+        text, arrow, result = equation.replace(" ", "").partition("->")
+        parts = text.split(",")
+        if not arrow or "." in text or [len(set(t)) for t in parts] != [len(_shape(v)) for v in values]:
+            return None
+        sizes = [dict(zip(t, _shape(v), strict=True)) for t, v in zip(parts, values, strict=True)]
+        dtypes = {v.type.dtype for v in values if isinstance(v.type, TensorType)}
+        for small, large in itertools.permutations(range(3), 2):
+            inside = all(c in sizes[large] and sizes[large][c] == n for c, n in sizes[small].items())
+            if inside and len(dtypes) == 1 and values[large].name not in self.weights:
+                values[large] = self._scaled(node, values[large], values[small], parts[large], parts[small])
+                first, second = sorted({0, 1, 2} - {small})
+                return f"{parts[first]},{parts[second]}->{result}", values[first], values[second]
+        return None
+
+    def _scaled(self, node: Node, x: Value, by: Value, letters: str, of: str) -> Value:
+        """A tensor times one of some of its letters."""
+        by = self._ordered(node, by, of, "".join(c for c in letters if c in of))
+        for at, letter in enumerate(letters):
+            if letter not in of:
+                by = self._add(node, "aten.unsqueeze.default", (by, at), [*_shape(by)[:at], 1, *_shape(by)[at:]])
+        return self._add(node, "aten.mul.Tensor", (x, by), _shape(x))
 
     def _product(self, node: Node, of: _Letters, a: Value, b: Value) -> bool:
         size = dict(zip(of.left + of.right, (*_shape(a), *_shape(b)), strict=True))
