@@ -191,14 +191,10 @@ def test_outputs_that_show_padded_rows_stay_unless_they_are_ignored() -> None:
 
 def test_what_cannot_be_packed_says_why() -> None:
     class Both(PaddedEncoder):
-        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             hidden = mask.clone()
             hidden[:, 1::2] = 1  # keys that live for attention, and are dead for the mean
-            self.keys = hidden
-            return super().forward(ids, mask)
-
-        def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return super()._attend(q, k, v, self.keys)
+            return super()._attend(q, k, v, hidden)
 
     model = Both()
     found, plan = packed(model)  # what comes behind the last attention, for the mean
