@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-from hotfuse.cache.entry import MAGIC, read_head
+from hotfuse.base.settings import Settings
+from hotfuse.cache.entry import MAGIC, pack, read_head
+from hotfuse.cache.folder import Folder
+from hotfuse.cache.place import opened
 
 _MODEL = """
 import torch
@@ -64,6 +67,7 @@ found, said = fast.stats(), fast.explain(full=True)
 print(json.dumps({"worst": worst, "asked": asked, "tiers": found["calls_per_tier"], "compile": found["compile"],
                   "cache": found["cache"],
                   "decisions": [[d["action"], d["why"]] for d in said.to_dict()["decisions"]], "text": str(said),
+                  "raced": [d["evidence"] for d in said.to_dict()["decisions"] if "race" in d["evidence"]],
                   "notes": [n for s in said.to_dict()["sites"] for p in s["plans"] for n in p["notes"]]}))
 fast.close()
 """
@@ -95,6 +99,9 @@ COMPILING = {"ready", "torch", "onnx", "plan", "unit", "runs", "tier1"}
 """Requests to workers that a process which knows the model has no need of."""
 
 
+WON = ["deploy", "it won in an earlier process, and was proven again"]
+
+
 def told(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
@@ -124,26 +131,33 @@ def test_a_second_process_compiles_and_captures_nothing(machine: Machine) -> Non
     assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
     assert not COMPILING & set(second["asked"]), second["asked"]
     assert second["compile"]["units_compiled"] == second["compile"]["units_graphs"] == 0
-    won = ["deploy", "it won in an earlier process, and was proven again"]
-    assert won in second["decisions"], second["text"]
+    assert WON in second["decisions"], second["text"]
     tier0 = ["deploy", "outputs agreed with the model's own"]
-    assert second["decisions"].index(won) < second["decisions"].index(tier0)  # it was ready when the first answer was there
+    assert second["decisions"].index(WON) < second["decisions"].index(tier0)  # it was ready when the first answer was there
     assert second["cache"]["refused"] == 0 and second["cache"]["written"] == 0
     assert any("from the cache" in n for n in second["notes"])
     assert "cache: " in second["text"]
 
 
-def test_a_plan_whose_race_was_not_over_is_raced_at_once(machine: Machine) -> None:
-    """As a process leaves it that ends before its race does, or whose race decided nothing."""
-    verdicts = [f for f in machine.code.glob("??/*.hf") if "won" in read_head(f.read_bytes(), MAGIC)[0]["body"]]
+@pytest.mark.parametrize("proven", [True, False], ids=["proven", "not even proven"])
+def test_a_plan_whose_race_was_not_over_is_raced_at_once(machine: Machine, *, proven: bool) -> None:
+    """As a process leaves it that ends before its race does, or before its proof; the one behind that knows more."""
+    folder = opened(machine.code, Settings(cache_dir=machine.home))
+    assert isinstance(folder, Folder)
+    files = {f: read_head(f.read_bytes(), MAGIC)[0] for f in machine.code.glob("??/*.hf")}
+    verdicts = [f for f, head in files.items() if "won" in head["body"]]
     assert verdicts
     for file in verdicts:
         file.unlink()
-    second = machine.serve()
+        if proven:
+            name = file.name.removesuffix(".hf")
+            file.write_bytes(pack(name, {"won": None, "evidence": {"proven_on": 4}}, (), folder.keys))
+    second = machine.serve(least=100)
     assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
     assert not COMPILING & set(second["asked"]), second["asked"]
-    won = ["deploy", "it won in an earlier process, and was proven again"]
-    assert won not in second["decisions"] and second["compile"]["units_graphs"] == 0, second["text"]
+    assert WON not in second["decisions"] and second["compile"]["units_graphs"] == 0, second["text"]
+    raced = [d for d in second["raced"] if d["tier"] == 1]
+    assert raced and raced[0].get("against") == ("the model's own code" if proven else raced[0].get("against")), second["text"]
 
 
 def test_other_weights_take_the_same_code_and_are_right(machine: Machine) -> None:
@@ -204,4 +218,4 @@ def test_calls_of_other_sizes_begin_with_the_plan_there_is(tmp_path: Path) -> No
     machine.serve(rows=[16, 24, 40], least=200)
     second = machine.serve(rows=[33, 17, 50])
     assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
-    assert ["deploy", "it won in an earlier process, and was proven again"] in second["decisions"], second["text"]
+    assert WON in second["decisions"], second["text"]

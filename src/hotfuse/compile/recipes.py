@@ -4,9 +4,9 @@
     verdict   at the same: what its plan took on real calls against the one it replaced
 
 A process that finds both links the code, packs its own weights, proves the plan on a real call and serves with it. One that finds
-a plan without a verdict (the process that made it ended before its race did, or the race decided nothing) races it at once. A plan
-that was made for other sizes, or that lacks kernels, is still right, and serves until a better one has won; the reason is a note of
-the plan.
+a plan that was proven and no more (the process that made it ended before its race did, or the race decided nothing) races it at
+once. A plan that was made for other sizes, or that lacks kernels, is still right, and serves until a better one has won; the reason
+is a note of the plan.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ class Recipe:
     """What it took in the process that made it, where it won there."""
     lost: bool = False
     """Whether it lost there. With no verdict nobody knows."""
+    proven: bool = False
+    """Whether it was proven there, though nothing was decided of what it is worth."""
     stale: str = ""
     """Why it is not quite what this process needs; it is made anew beside."""
 
-    def judged(self, *, won: bool, evidence: Evidence) -> None:
-        """What the plan was worth on real calls here: what the next process begins with."""
+    def judged(self, *, won: bool | None, evidence: Evidence) -> None:
+        """What the plan was worth on real calls here, None while it is proven and no more: what the next process begins with."""
         self.folder.put(_verdict(self.address), {"won": won, "evidence": dict(evidence)})
 
     def unfinished(self) -> Recipe:
@@ -112,8 +114,8 @@ def _known(recipe: Recipe) -> Recipe:
     found = recipe.folder.peek(_verdict(recipe.address))
     if found is None:
         return recipe
-    won = bool(found[0]["won"])
-    return replace(recipe, verdict=dict(found[0]["evidence"]) if won else None, lost=not won)
+    won = found[0]["won"]
+    return replace(recipe, verdict=dict(found[0]["evidence"]) if won else None, lost=won is False, proven=won is None)
 
 
 def again(recipe: Recipe, demand: Demand) -> Kept | None:

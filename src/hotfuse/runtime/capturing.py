@@ -100,8 +100,9 @@ class Capturer:
         """Told of every captured graph that serves, how many threads its calls have, and what was made ready for it."""
         self.remembered: Callable[[Graph, Weights, Sequence[torch.Tensor]], Plan | None] = lambda *_: None
         """The plan of a graph that an earlier process made, linked and packed."""
-        self.won_before: Callable[[Entry, RecalledStart, Plan], None] | None = None
-        """Has one that won there serve."""
+        self.take_up: Callable[[Entry, RecalledStart, tuple[float, float]], bool] | None = None
+        """Has that plan serve where it won there, or race; whether it races. With the seconds of the model's own code and of the
+        plan on one call."""
         self._keys = itertools.count()
 
     def after_fork(self) -> None:
@@ -374,8 +375,8 @@ class Capturer:
         if (wrong := failed(facts, sample.inputs)) is not None:
             raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
         expected = [*sample.outputs, *(sample.written.get(i, sample.inputs[i]) for i in done.captured.written)]
-        better = None if recalled is None else self._gives(recalled.won, sample, expected)
-        if better is None:
+        shown = None if recalled is None else self._gives(recalled.proven, sample, expected)
+        if shown is None:
             self._compare(plan, done, sample, expected, lull)
         effects = effects_of(sample.out_spec, done.captured)
         result_spec = sample.out_spec.children[0]
@@ -395,7 +396,7 @@ class Capturer:
         entry.not_audited, entry.allowed = why_not(self._settings), SLOWER if self._settings.objective == "memory" else 1.0
         entry.heat = max(0, group.noted - sample.number)  # calls that waited for this plan have shown how hot it will be
         entry.seconds = entry.heat * sample.seconds
-        if better is not None:  # tier 0 was not compared yet: nobody gets an answer of it, and nothing else is begun
+        if shown is not None:  # tier 0 was not compared yet: nobody gets an answer of it, and nothing else is begun
             entry.own, entry.improving, entry.trying = True, True, TIER1
         with self._plans.lock:
             if self._plans.closed:
@@ -411,25 +412,31 @@ class Capturer:
             self._plans.watch_with(done.watch)
             site.admit(entry)
             self._plans.let_go()
-        if better is not None and recalled is not None and self.won_before is not None:
-            self.won_before(entry, recalled, better)
+        if shown is not None and recalled is not None and self.take_up is not None:
+            races = self.take_up(entry, recalled, shown)
             try:
                 self._compare(plan, done, sample, expected, lull)
             except Exception:
                 self._plans.drop_all()
                 raise
-            entry.own, entry.improving, entry.trying = False, False, None
+            if not races:
+                entry.own, entry.improving, entry.trying = False, False, None
         self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
         if self.admitted is not None:
             self.admitted(site, entry, sample.threads, recalled)
 
-    def _gives(self, better: Plan | None, sample: CallSample, expected: Sequence[Any]) -> Plan | None:
-        """A plan of an earlier process if it gives the model's own answer; otherwise tier 0 comes first, and the plan's proof."""
-        if better is None or self.won_before is None:
+    def _gives(self, better: Plan | None, sample: CallSample, expected: Sequence[Any]) -> tuple[float, float] | None:
+        """Seconds of the model's own code and of a plan of an earlier process that gives the same answer; None where it does not:
+        then tier 0 comes first, and the plan's proof.
+        """
+        if better is None or self.take_up is None:
             return None
         with torch.no_grad():
-            return None if disagreement(better.run(*sample.inputs), expected, self._settings.tolerance) else better
+            begin = time.perf_counter()
+            outs = better.run(*sample.inputs)
+            seconds = time.perf_counter() - begin
+            return None if disagreement(outs, expected, self._settings.tolerance) else (sample.seconds, seconds)
 
     def _compare(self, plan: Plan, done: Capture, sample: CallSample, expected: Sequence[Any], lull: Lull) -> None:
         """Hold tier 0's answer against the model's own; raises CaptureError."""

@@ -108,7 +108,7 @@ class Engine:
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
             self._capturer.admitted = self._improver.admitted
-            self._capturer.remembered, self._capturer.won_before = self._improver.remembered, self._improver.won_before
+            self._capturer.remembered, self._capturer.take_up = self._improver.remembered, self._improver.take_up
         self._known = KnownStructures()
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""

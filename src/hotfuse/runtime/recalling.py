@@ -4,9 +4,9 @@
     beside it    name, graph, tier 0, code, packed weights | one run, compared with that answer, serves | tier 0 is compared
 
 A plan that won in an earlier process and gives the model's own answer serves before tier 0 has been compared, which takes a call's
-time once more. Until it has, the model's own code stands in for tier 0. A plan that nobody has judged is proven and raced right
-behind that. What changed during the call (a cache that a first call makes) shows in the watch over the model, and everything is
-made again as for a model that nobody knows.
+time once more. Until it has, the model's own code stands in for tier 0. A plan that was proven there and no more takes turns with
+the model's own code at once; one that was not even proven is proven and raced when tier 0 serves. What changed during the call (a
+cache that a first call makes) shows in the watch over the model, and everything is made again as for a model that nobody knows.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class RecalledStart:
     """Of the weights, before they were copied."""
 
     @property
-    def won(self) -> Plan | None:
-        """That plan where it won there. Where nobody knows, it is raced as soon as tier 0 serves."""
-        plan = self.better
-        return plan if plan is not None and plan.recipe is not None and plan.recipe.verdict is not None else None
+    def proven(self) -> Plan | None:
+        """That plan where it was proven there: it may answer calls as soon as it gave the model's own answer here."""
+        recipe = self.better.recipe if self.better is not None else None
+        return self.better if recipe is not None and (recipe.proven or recipe.verdict is not None) else None
 
     @property
     def made_of(self) -> MadeOf:

@@ -52,7 +52,7 @@ from hotfuse.runtime.tierup.judge import Judge
 from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
-from hotfuse.runtime.tierup.proof import in_float64, prove
+from hotfuse.runtime.tierup.proof import Proof, in_float64, prove
 from hotfuse.runtime.tierup.race import LIVE, MARGIN, Trial, race
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
@@ -123,16 +123,22 @@ class Improver:
         improve = self._context.improve
         return improve.remembered(graph, weights, inputs) if isinstance(improve, Remembers) else None
 
-    def won_before(self, entry: Entry, recalled: RecalledStart, better: Plan) -> None:
-        """A plan that won in an earlier process gave the model's own answer to a first call: it serves."""
-        verdict = better.recipe.verdict if better.recipe is not None else None
-        if verdict is None:
-            return
-        attempt = known(entry, better, recalled.made_of)
+    def take_up(self, entry: Entry, recalled: RecalledStart, shown: tuple[float, float]) -> bool:
+        """A plan that was proven in an earlier process gave the model's own answer to a first call: it serves where it won there.
+        Where nothing was decided it takes turns with the model's own code, which nothing has been compared with yet; True then.
+        """
+        better, made_of = recalled.better, recalled.made_of
+        assert better is not None and better.recipe is not None
+        attempt, verdict = known(entry, better, made_of), better.recipe.verdict
         better.begin()
+        if verdict is None:
+            proof = Proof("", 1, "the model's own code", first=(shown,))
+            self._start(entry, attempt.key, partial(self._decide_by_race, entry, attempt, better, made_of, proof, Lull()))
+            return True
         took = {k: verdict.get(k) for k in ("us_before", "us_after")}
         self._deploy(entry, attempt, better, recalled.made_of, Why.WON_BEFORE,
                      {"tier": attempt.tier, **took, "proven_on": 1, "judge": "the model's own code"})  # fmt: skip
+        return False
 
     def _known(self, entry: Entry, recalled: RecalledStart | None) -> Attempt | None:
         """An attempt with the plan of an earlier process: the one that was made ready, if the model and its weights are still what
@@ -360,7 +366,6 @@ class Improver:
         else:
             entry.trying = key
         made_of = attempt.made_of or self._made_of(entry)
-        generation, taken, versions = made_of
         begin, lull = self._log.now(), Lull()
         rival = attempt.rival()
         rests = (calls[0], OWN_CODE if entry.own and rival is entry.baseline else rival.tier)
@@ -398,6 +403,16 @@ class Improver:
             self._deploy(entry, attempt, better, made_of, Why.WON_BEFORE,
                          {"tier": tier, **took, "proven_on": proof.inputs, "judge": proof.judge, **about})
             return
+        if recipe is not None and recipe.verdict is None and not recipe.lost:
+            recipe.judged(won=None, evidence={"proven_on": proof.inputs, "judge": proof.judge})
+        self._decide_by_race(entry, attempt, better, made_of, proof, lull)
+
+    def _decide_by_race(
+        self, entry: Entry, attempt: Attempt, better: Plan, made_of: MadeOf, proof: Proof, lull: Lull
+    ) -> None:  # fmt: skip
+        """Measure a plan that was proven; swap it in if it won."""
+        key, what, calls, tier, about = attempt.key, str(attempt.key), attempt.calls, attempt.tier, attempt.about
+        (generation, taken, versions), recipe = made_of, better.recipe
         shown = (*proof.first, *proof.rounds)
         self._judge.baseline(entry, shown)
         old = attempt.rival()

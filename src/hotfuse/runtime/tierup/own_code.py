@@ -20,7 +20,8 @@ LONG_S = QUIET_S / 5
 
 def compare(entry: Entry, settings: Settings) -> None:
     """Have live calls decide between the model's own code and the baseline, once a captured graph is called often."""
-    undecided = entry.own_ratio is None and entry.contest is None and entry.plan is entry.baseline
+    recalled = entry.own and entry.improving  # the plan of an earlier process is about to race with the own code
+    undecided = entry.own_ratio is None and entry.contest is None and entry.plan is entry.baseline and not recalled
     if undecided and settings.capture == "background" and entry.heat >= settings.hot_calls:
         entry.open(PlanContest(entry.baseline, entry.baseline, own=True))
 
