@@ -36,7 +36,7 @@ class _NoMatcher(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class KnownStructure:
     """A structure that code was made for."""
 
     spec: Spec
@@ -52,12 +52,12 @@ class KnownStructures:
     """Takes calls apart like `take_call`, faster where their structure came before."""
 
     def __init__(self) -> None:
-        self._by_names: dict[tuple[Any, ...], list[Known]] = {}
+        self._by_names: dict[tuple[Any, ...], list[KnownStructure]] = {}
         self._once: dict[tuple[Any, ...], Spec] = {}
         """The structure that came last of those that have no code yet: the next one like it gets some."""
         self._numbers = itertools.count()
 
-    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Taken, Known | None]:
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Taken, KnownStructure | None]:
         """The call, and its structure if code took it apart; raises InputError where `take_call` does."""
         names = (len(args), *kwargs)
         known = self._by_names.get(names, ())
@@ -70,7 +70,7 @@ class KnownStructures:
             if made is not None:
                 kinds = list(_leaf_kinds(taken.spec))
                 places = (tuple(i for i, kind in enumerate(kinds) if kind == asked) for asked in ("tensor", "count"))
-                self._by_names[names] = [Known(taken.spec, made, next(self._numbers), *places), *known][:MOST_KNOWN]
+                self._by_names[names] = [KnownStructure(taken.spec, made, next(self._numbers), *places), *known][:MOST_KNOWN]
         elif len(self._once) < MOST_SHAPES or names in self._once:
             self._once[names] = taken.spec
         return taken, None
