@@ -10,7 +10,7 @@ import random
 import sys
 import time
 import warnings
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -328,3 +328,13 @@ def test_what_torch_keeps_in_its_own_layers_is_no_effect(kind: type[nn.RNNBase],
             torch.testing.assert_close(fast(x), model.out(model.layer(x)[0]))
     assert bool(refused(fast)) == counts and (fast.stats()["graph_calls"] > 0) != counts, fast.explain()
     assert model.layer.calls == (CALLS if counts else 0)
+
+
+def test_a_dict_that_makes_what_is_looked_up_holds_what_it_holds() -> None:
+    class Makes(OrderedDict[str, type]):
+        def __getitem__(self, key: str) -> Any:
+            return super().__getitem__(key)()
+
+    model = Effect(_counts)
+    model.layers = Makes(gelu=nn.GELU)  # pyright: ignore[reportAttributeAccessIssue]
+    assert not changed(watched_state(model))

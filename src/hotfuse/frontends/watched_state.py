@@ -108,7 +108,7 @@ class _Walk:
         if isinstance(obj, nn.Module):
             self._module(obj)
         elif isinstance(obj, dict):
-            self._note("a dict that it reaches, at ", lambda: dict(obj))
+            self._note("a dict that it reaches, at ", lambda: dict(dict.items(obj)))  # whatever its class makes of look-ups
         elif isinstance(obj, list | tuple | deque):
             self._note(f"a {type(obj).__name__} that it reaches", lambda: dict(enumerate(obj)))
         elif isinstance(obj, set | frozenset):
