@@ -336,5 +336,5 @@ def test_a_dict_that_makes_what_is_looked_up_holds_what_it_holds() -> None:
             return super().__getitem__(key)()
 
     model = Effect(_counts)
-    model.layers = Makes(gelu=nn.GELU)  # pyright: ignore[reportAttributeAccessIssue]
+    model.__dict__["layers"] = Makes(gelu=nn.GELU)
     assert not changed(watched_state(model))
