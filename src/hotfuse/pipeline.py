@@ -47,6 +47,7 @@ from hotfuse.partition.cut import Partitioning, cut
 from hotfuse.runtime.plan import Plan, build
 from hotfuse.runtime.serve.native import assembled
 from hotfuse.runtime.serve.parallel_branches import measured
+from hotfuse.runtime.tierup.lull import QUIET_S, Lull
 from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.specialize.table import DEVICE_KERNELS
 
@@ -209,7 +210,14 @@ def _link(found: GraphRuns, job: Job) -> Plan:
 
 
 def _parallel_branches(plan: Plan, job: Job) -> Plan:
-    return measured(plan, job.sample, job.settings.race_s) if plan.switches else plan
+    if not plan.switches:
+        return plan
+    if job.settings.capture == "inline":
+        return measured(plan, job.sample, job.settings.race_s)
+    lull = Lull()
+    lull.await_one(2 * QUIET_S)  # whether anybody calls shows meanwhile
+    with lull.computing(at_least=2):
+        return measured(plan, job.sample, job.settings.race_s)
 
 
 def _within_kernels() -> tuple[Pass[Any, Any, Any], ...]:

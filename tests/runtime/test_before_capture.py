@@ -17,9 +17,10 @@ import hotfuse
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import team
 from hotfuse.runtime.serve.answering import turn_of
+from hotfuse.runtime.tierup import lull as lull_module
 from hotfuse.runtime.tierup import proof
 from hotfuse.runtime.tierup.contest import PlanContest
-from hotfuse.runtime.tierup.lull import Lull
+from hotfuse.runtime.tierup.lull import NEXT_S, Lull
 
 
 def module() -> nn.Module:
@@ -137,6 +138,8 @@ def test_what_computes_beside_calls_has_the_cores_that_they_leave(
         with team.beside_calls(in_flight):
             assert torch.get_num_threads() == beside and team.threads() == threads and team.computes_beside()
             assert in_a_new_thread(in_a_call) == calls
+        with team.beside_calls(in_flight, at_least=2):  # what is measured between threads needs two
+            assert torch.get_num_threads() == max(2, beside)
         assert torch.get_num_threads() == threads and not team.computes_beside()
         assert in_a_new_thread(in_a_call) == (cores - 1 if threads == cores >= team.SPARE_FROM else threads)
     finally:
@@ -182,6 +185,29 @@ def test_what_computes_while_nobody_calls_has_its_whole_team(monkeypatch: pytest
         now[0] += 1.0
         with lull.computing():
             assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("ends_at", "waits"), [(0.02, 0.02), (9.0, NEXT_S)])
+def test_calls_under_way_are_over_before_anything_is_computed(
+    ends_at: float, waits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have every core until their end; what never ends is waited for for a while."""
+    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    monkeypatch.setattr(lull_module, "calls_in_flight", lambda: 1)
+    before, now, marked = torch.get_num_threads(), [0.0], list[bool]()
+
+    def sleep(seconds: float) -> None:
+        marked.append(team.computes_beside())
+        now[0] += seconds
+
+    torch.set_num_threads(4)
+    try:
+        lull = Lull(lambda: now[0], lambda: int(now[0] >= ends_at), lambda: True, sleep)
+        with lull.computing():
+            assert abs(now[0] - waits) < 0.01 and torch.get_num_threads() == 1
+        assert marked and all(marked), "calls that begin meanwhile leave their cores"
     finally:
         torch.set_num_threads(before)
 

@@ -66,14 +66,14 @@ def leaving_cores(call: Callable[..., T], *args: Any, **how: Any) -> T:
 
 
 @contextmanager
-def beside_calls(in_flight: int) -> Generator[None]:
+def beside_calls(in_flight: int, at_least: int = 1) -> Generator[None]:
     """Around computing of a background thread while calls are served, so many of them at a time. It has the cores that they do not
-    use; where a call has every core, it has what calls leave, less one for workers.
+    use; where a call has every core, it has what calls leave, less one for workers; `at_least` so many threads.
     """
     global _beside
     whole, cores = threads(), usable_cores()
     free = cores - whole * max(1, in_flight) if whole < cores else cores // SPARE_FROM - 1
-    count = whole if cores < SPARE_FROM else max(1, min(whole, free))  # on two cores one thread is in the way for as long as two
+    count = whole if cores < SPARE_FROM else min(whole, max(at_least, free))  # on two cores one is in the way for as long
     with _counting:
         _beside += 1
     try:

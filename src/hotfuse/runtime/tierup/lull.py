@@ -18,6 +18,8 @@ from hotfuse.runtime.tally import calls_everywhere
 QUIET_S = 0.05
 """Without a call for so long, nobody calls: threads of a team that served have gone to sleep, too."""
 POLL_S = 0.005
+NEXT_S = 0.5
+"""Longest wait for calls under way to be over, before something is computed beside the next ones."""
 
 Computing = Callable[[], AbstractContextManager[None]]
 """Around what a background thread computes: it has the threads that calls leave meanwhile."""
@@ -50,13 +52,25 @@ class Lull:
         return quiet
 
     @contextmanager
-    def computing(self) -> Generator[None]:
-        """Around what a background thread computes: on its whole team while nobody calls, else on cores that calls leave."""
+    def computing(self, at_least: int = 1) -> Generator[None]:
+        """Around what a background thread computes: on its whole team while nobody calls, else on cores that calls leave, and so
+        many threads at least.
+        """
         if self.lasts():
             yield
             return
-        with team.beside_calls(calls_in_flight()):
+        in_flight, before, whole = calls_in_flight(), self._calls(), team.has_every_core()
+        with team.beside_calls(in_flight, at_least):
+            if whole:
+                self._await_next(before + in_flight)
             yield
+
+    def _await_next(self, calls: int) -> None:
+        """Calls under way have the cores that they had: wait until they are over, a bounded time."""
+        until = self._clock() + NEXT_S
+        while self._inside() and self._calls() < calls and self._clock() < until:
+            with background_priority.waiting():
+                self._sleep(POLL_S)
 
     def await_one(self, most_s: float) -> bool:
         """Wait until nobody calls, a bounded time."""
