@@ -338,3 +338,29 @@ def test_a_dict_that_makes_what_is_looked_up_holds_what_it_holds() -> None:
     model = Effect(_counts)
     model.__dict__["layers"] = Makes(gelu=nn.GELU)
     assert not changed(watched_state(model))
+
+
+def test_a_model_that_is_left_alone_is_looked_at_every_few_calls_and_captured_once_that_is_possible() -> None:
+    class Talks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.aloud = nn.Linear(8, 8), True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.aloud:
+                print("called")
+            return self.linear(x)
+
+    model, x = Talks().eval(), torch.randn(3, 8)
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()) as heard:
+        for _ in range(40):
+            fast(x)
+        (site,) = fast._engine.sites.values()
+        assert site.resting > 0 and heard.getvalue().count("called") == 40 and fast.stats()["calls_per_tier"]["module"] == 40
+        model.aloud = False
+        for _ in range(40):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
+    served = fast.stats()["calls_per_tier"]
+    assert heard.getvalue().count("called") == 40 and served["module"] < 60 and site.resting == 0, served
+    fast.close()

@@ -42,6 +42,7 @@ from hotfuse.runtime.tierup.attempt import Compile, Weights, versions_of
 from hotfuse.runtime.tierup.audit import why_not
 from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.objective import SLOWER
+from hotfuse.runtime.tierup.own_code import LONG_S
 from hotfuse.runtime.tierup.proof import in_float64, rounds_otherwise
 from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
@@ -52,6 +53,9 @@ MAX_TRIES = 3
 """Captures of one kind of call that may fail for a passing reason before it is given up."""
 MAX_RAISED = 16
 """Calls of one kind that raised when they were to be captured, after which sizes that did so are not looked at again."""
+
+RESTING_CALLS = 15
+"""Calls between two looks at a site of which nothing can be captured: a look costs some 15 us, a call without one less than 2."""
 
 OPENS_GRAPH = "it enables gradients by itself where they are not"
 
@@ -126,7 +130,11 @@ class Capturer:
         self.own_answers()
         wanted = self._wanted(spec, leaves)
         if wanted is None:
-            return self._own_code(*args, **kwargs)
+            begin = time.perf_counter()
+            result = self._own_code(*args, **kwargs)
+            if time.perf_counter() - begin < LONG_S:
+                self._rest(spec)
+            return result
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
         inputs, number = [snapshot(t) for t in leaves], group.noted
@@ -166,6 +174,14 @@ class Capturer:
 
         self._background.go_on(job, capture=True)
         return result
+
+    def _rest(self, spec: Spec) -> None:
+        """Where nothing of a site can be captured, its next calls go straight to the model's own code: to find that out again takes
+        longer than a small model. What made it so, and kinds of calls that are new, are looked at a few calls later.
+        """
+        site = self._plans.sites.get(spec)
+        if site is not None and not site.entries and all(g.refused and not g.pending for g in list(site.groups.values())):
+            site.resting = RESTING_CALLS
 
     def _left_alone(self, group: CallGroup, why: Why, because: str, result: Any) -> Any:
         """Calls of a group stay with the model's own code; the result of this one."""
