@@ -364,3 +364,15 @@ def test_a_model_that_is_left_alone_is_looked_at_every_few_calls_and_captured_on
     served = fast.stats()["calls_per_tier"]
     assert heard.getvalue().count("called") == 40 and served["module"] < 60 and site.resting == 0, served
     fast.close()
+
+
+def test_a_model_that_changes_itself_in_every_call_is_captured_ever_more_rarely() -> None:
+    model, x = Effect(_counts).eval(), torch.randn(3, 8)
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    with torch.no_grad():
+        for _ in range(1_000):
+            fast(x)
+    captures = [d for d in fast._engine.log.decisions if d.action is Action.CAPTURE]
+    assert model.calls == 1_000 and 2 <= len(captures) <= 8, captures
+    assert any("changes Effect.calls" in line for line in str(fast.explain()).splitlines()), str(fast.explain())
+    fast.close()

@@ -106,6 +106,8 @@ class Plans:
         """Changes of the model in a row whose plans had answered few calls."""
         self.changes = ""
         """What changed last."""
+        self._in_vain = 0
+        """Changes of the model in a row behind which no plan had served, since a capture was refused."""
         self.lock = threading.Lock()
         self._tally = tally
 
@@ -142,6 +144,8 @@ class Plans:
                 self.demote_all()
                 watch.accept(observed)  # not before: calls beside must not take a stale plan for a good one
             return
+        if self._tried_again_later():
+            return
         self.changes = watch.difference()
         self.log.decide(Action.DROP, Why.MODEL_CHANGED, self.model.name, what=self.changes)
         with self.lock:
@@ -156,6 +160,17 @@ class Plans:
                 site.groups = {k: g for k, g in site.groups.items() if g.pending}
                 for group in site.groups.values():
                     group.tried.clear()
+
+    def _tried_again_later(self) -> bool:
+        """Whether a change of the model leaves refused captures alone. One may make them possible; those of a model that changes
+        itself in every call, and is refused for that, do not, so each further one is tried after twice as many changes.
+        """
+        sites = list(self.sites.values())
+        if any(s.entries for s in sites) or not any(g.refused for s in sites for g in list(s.groups.values())):
+            self._in_vain = 0
+            return False
+        self._in_vain += 1
+        return bool(self._in_vain & (self._in_vain - 1))
 
     def written_unseen(self, late: Late) -> None:
         """Weights are no longer what copies were made of, and nothing but their memory shows it."""
