@@ -115,7 +115,7 @@ def test_a_model_that_changes_itself_is_captured_a_bounded_number_of_times() -> 
         for i in range(120):
             fast(torch.ones(1 + i % 5))
             captures.append(fast.stats()["captures"])
-        assert captures[-1] == captures[60] < (MOST_SHORT_LIVED + 1) * INLINE.max_captures and len(model.seen) == 120
+        assert captures[-1] <= captures[60] + 1 <= MOST_SHORT_LIVED and len(model.seen) == 120  # ever more rarely
         assert "the model changed" in str(fast.explain()) and "that its code reads" in str(fast.explain())
 
 

@@ -64,26 +64,27 @@ def test_what_lost_is_not_tried_by_the_next_process_until_something_changed(
     serve(settings)
     lose(certain=True)
     serve(settings)
-    assert [h.found.decided for h in races] == [False, True], "what was not decided is tried again"
+    assert [h.found.decided for h in races] == [False, True], "what was not decided is tried again, against the model's own code"
     serve(settings)
-    assert len(races) == 3, "so is what lost once, which may have been noise"
+    serve(settings)
+    assert len(races) == 4, "so is what lost once against library kernels, which may have been noise"
     stats = serve(settings)
-    assert len(races) == 3 and stats["events"]["refuse.lost_before"] == 1  # type: ignore[index]
+    assert len(races) == 4 and stats["events"]["refuse.lost_before"] == 1  # type: ignore[index]
     serve(settings.with_(objective="energy"))
-    assert len(races) == 4, "something else is asked for"
+    assert len(races) == 5, "something else is asked for"
     monkeypatch.setattr(record_module, "usable_cores", lambda: 1000)
     serve(settings)
-    assert len(races) == 5, "there are other cores"
+    assert len(races) == 6, "there are other cores"
     monkeypatch.undo()
     lose(certain=True)
     monkeypatch.setattr(record_module, "program", lambda: "another version")
     serve(settings)
-    assert len(races) == 6
+    assert len(races) == 7
     with Store.open(place) as store:
         slower = [d for d in store.decisions() if d.why == "it did not measure faster on a real call"]
-        assert len(slower) == 5
+        assert len(slower) == 6
         lost = [float(str(d.evidence["us_before"])) < float(str(d.evidence["us_after"])) for d in slower]
-        assert sum(lost) >= 4, "all that were decided"
+        assert sum(lost) >= 5, "all that were decided"
 
 
 def test_what_is_remembered_refuses_nothing_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

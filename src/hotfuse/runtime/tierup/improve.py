@@ -176,7 +176,9 @@ class Improver:
         settings = self._plans.settings
         stamp = (self._plans.generation, threads or team.threads(), self._plans.call_sampler.drifts(entry.key),
                  self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
-        if entry.stamp != stamp:  # what lost under other circumstances may win now
+        if not entry.stamp:
+            entry.stamp = stamp  # the plan of an earlier process may have lost already, under these
+        elif entry.stamp != stamp:  # what lost under other circumstances may win now
             self._reopen(site, entry, stamp)
         if entry.retries:
             entry.retry(time.monotonic())
