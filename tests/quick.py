@@ -17,7 +17,7 @@ from pathlib import Path
 
 COSTS = Path(__file__).with_name("costs.txt")
 BUDGET_S = 0.5
-LONGEST_S = 4.0
+LONGEST_S = 2.5
 
 
 def function_of(name: str) -> str:
