@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,13 @@ KEY = (1, (), False)
 LOOK_S = 1e-5
 
 
+class OnTrial:
+    """What an audit may be of: anything, as long as it need not be held."""
+
+
+PLAN = OnTrial()
+
+
 def audited(slower: float, noise: float, calls: int, seed: int = 0, *, heavy: bool = False) -> tuple[int | None, Audit]:
     """The call at which a plan is withdrawn that takes so many times as long as its reference, a millisecond; noise is even, or
     heavy: now and then many times as long.
@@ -26,7 +34,7 @@ def audited(slower: float, noise: float, calls: int, seed: int = 0, *, heavy: bo
     def more() -> float:
         return float(rng.lognormal(0.0, noise)) if heavy else 1 + noise * rng.random()
 
-    audit = Audit(object(), None, 0)
+    audit = Audit(PLAN, None, 0)
     for number in range(1, calls):
         if number < audit.at:
             audit.note(number, (), 1e-3 * slower * more(), 1)
@@ -51,7 +59,7 @@ def beside_others(slower: float, calls: int, seed: int) -> tuple[int | None, Aud
         held_up = rng.random() < 0.2
         return 3e-4 * times * (1 + 0.2 * rng.random()) + (held_up and 5e-3 * (1 + 3 * rng.random()))
 
-    audit = Audit(object(), None, 0)
+    audit = Audit(PLAN, None, 0)
     for number in range(1, calls):
         if number < audit.at:
             audit.note(number, (), takes(slower), 1)
@@ -257,7 +265,7 @@ def test_rounds_in_which_a_plan_records_are_not_judged(warm_ups: int, won: bool)
 
 def test_many_threads_and_sizes_have_one_round_at_a_time() -> None:
     """A reference ten times as slow, sixteen threads, three sizes each: rounds stay what their budget allows."""
-    audit = Audit(object(), None, 0, clock=lambda: number * 1e-4)
+    audit = Audit(PLAN, None, 0, clock=lambda: number * 1e-4)
     old = number = 0
     for number in range(1, 60_000):
         key = (number % 16, (number // 16 % 3,), False)
@@ -273,7 +281,7 @@ def test_many_threads_and_sizes_have_one_round_at_a_time() -> None:
 
 def test_a_thread_that_ends_within_a_round_keeps_nobody_from_the_next() -> None:
     now = [0.0]
-    audit = Audit(object(), None, 0, clock=lambda: now[0])
+    audit = Audit(PLAN, None, 0, clock=lambda: now[0])
     gone, other = (1, (), False), (2, (), False)
     assert audit.due(4, gone)
     audit.took(4, gone, audit.turn(gone), 1e-3, LOOK_S)
@@ -285,7 +293,7 @@ def test_a_thread_that_ends_within_a_round_keeps_nobody_from_the_next() -> None:
 def by_many(threads: int, slower: float, scatter: float, calls: int, seed: int) -> tuple[int, Audit]:
     """The call at which a plan is withdrawn where so many threads call, in an order that is drawn."""
     rng, now = np.random.default_rng(seed), [0.0]
-    audit = Audit(object(), None, 0, clock=lambda: now[0])
+    audit = Audit(PLAN, None, 0, clock=lambda: now[0])
     for number in range(1, calls):
         key = (int(rng.integers(threads)), (), False)
         took = 1e-3 * float(rng.lognormal(0.0, scatter))
@@ -310,3 +318,14 @@ def test_a_bad_plan_lasts_few_calls_however_many_threads_call(threads: int, scat
 def test_what_is_as_fast_stays_for_long_where_many_threads_call() -> None:
     gone = [by_many(16, 1.0, 0.5, 5000, seed) for seed in range(20)]
     assert sum(at < 5000 for at, _ in gone) <= 3 and sum(a.rounds for _, a in gone) > 1000
+
+
+def test_a_plan_is_not_held_by_its_trial() -> None:
+    """A call that was in a plan when that was exchanged may begin its trial once more; nothing would ever end it."""
+    plan = OnTrial()
+    audit, gone = Audit(plan, None, 0), weakref.ref(plan)
+    assert audit.is_of(plan) and not audit.is_of(PLAN)
+    del plan
+    assert gone() is None and not audit.is_of(PLAN)
+    audit.reopen(5)  # and nothing is made of that
+    assert audit.standing() is None

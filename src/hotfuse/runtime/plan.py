@@ -69,7 +69,7 @@ class BetCount:
     """The part of the calls of late that code for those which the bet is not for would serve better, where there is none yet."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan:
     """What a call runs in, from beginning to end."""
 

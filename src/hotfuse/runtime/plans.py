@@ -305,7 +305,7 @@ class Plans:
         with self.lock:
             version, found = audit.version, audit.standing()
             plan = entry.plan if version is None else entry.versions.get(version)
-            if plan is None or plan is not audit.plan or found is None:  # it went meanwhile
+            if plan is None or not audit.is_of(plan) or found is None:  # it went meanwhile
                 return
             reference = entry.reference(version)
             against = "the model's own code" if reference is None else f"tier {reference.tier}"

@@ -222,7 +222,7 @@ class Entry:
         if version is not None and self.versions.get(version) is not plan:  # it was exchanged while a call was in it
             return None
         found = self.audits.get(version)
-        if found is None or found.plan is not plan:
+        if found is None or not found.is_of(plan):
             found = self.audits[version] = Audit(plan, version, self.calls, self.allowed)
         return found
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import isfinite
@@ -96,7 +97,8 @@ class Audit:
         self, plan: object, version: Signature | None, begin: int, allowed: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.plan, self.version = plan, version
+        self._plan, self.version = weakref.ref(plan), version
+        """Not held: a call that was in a plan when it was exchanged may begin its trial once more, and none may ever end that."""
         self.at = begin + FIRST_GAP
         """The number of the call that begins the next round, or completes one."""
         self._allowed = allowed
@@ -122,6 +124,10 @@ class Audit:
         self._usual: dict[Signature, float] = {}
         self._judging = threading.Lock()
         self.rounds = 0
+
+    def is_of(self, plan: object) -> bool:
+        """Whether this plan is the one on trial."""
+        return self._plan() is plan
 
     # --- the call path ---------------------------------------------------------------------------
 
@@ -236,7 +242,8 @@ class Audit:
 
     def reopen(self, number: int) -> None:
         """Circumstances changed: the next rounds come soon, and what was seen before says nothing."""
-        self.__init__(self.plan, self.version, number, self._allowed, self._clock)
+        if (plan := self._plan()) is not None:
+            self.__init__(plan, self.version, number, self._allowed, self._clock)
 
     # --- what is known ---------------------------------------------------------------------------
 
