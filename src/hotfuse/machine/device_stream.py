@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -27,61 +27,68 @@ import torch
 _here = threading.local()
 being_recorded_here: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 """torch's own question, for our own code: it is true while a stream is recorded unnoticed, too."""
-_lock = threading.Lock()
-_inside = 0
 LONGEST_RECORDING_S = 5.0
 """After so long a thread that waits for the device hears what the driver says: what is recorded may wait for that thread."""
 _synchronize: Callable[[Any], None] = torch.cuda.synchronize
-_ended = threading.Condition(_lock)
-_recordings = 0
+_ended = threading.Condition()
+
+
+class _StandIn:
+    """A function of `torch.cuda` that another one stands in for as long as any thread is `inside`. Whatever somebody else puts
+    there meanwhile stays."""
+
+    def __init__(self, name: str, ours: Callable[..., Any]) -> None:
+        self._name, self._ours = name, ours
+        self._before = ours
+        self.threads = 0
+
+    def here(self) -> bool:
+        """Whether the calling thread is inside."""
+        return getattr(_here, self._name, False)
+
+    @contextmanager
+    def inside(self) -> Generator[None]:
+        with _ended:
+            self.threads += 1
+            if (found := getattr(torch.cuda, self._name)) is not self._ours:
+                self._before = found
+                setattr(torch.cuda, self._name, self._ours)
+        outer = self.here()
+        setattr(_here, self._name, True)
+        try:
+            yield
+        finally:
+            setattr(_here, self._name, outer)
+            with _ended:
+                self.threads -= 1
+                if not self.threads and getattr(torch.cuda, self._name) is self._ours:
+                    setattr(torch.cuda, self._name, self._before)
+                _ended.notify_all()
 
 
 def _asked() -> bool:
-    return False if getattr(_here, "unnoticed", False) else being_recorded_here()
-
-
-@contextmanager
-def unnoticed() -> Generator[None]:
-    """Around code of a user's that is recorded: on the calling thread `torch.cuda.is_current_stream_capturing()` says no."""
-    global _inside
-    with _lock:
-        _inside += 1
-        torch.cuda.is_current_stream_capturing = _asked
-    outer, _here.unnoticed = getattr(_here, "unnoticed", False), True
-    try:
-        yield
-    finally:
-        _here.unnoticed = outer
-        with _lock:
-            _inside -= 1
-            if not _inside and torch.cuda.is_current_stream_capturing is _asked:
-                torch.cuda.is_current_stream_capturing = being_recorded_here
+    return False if _noticing.here() else being_recorded_here()
 
 
 def _behind_recordings(device: Any = None) -> None:
-    if not getattr(_here, "records", False):
+    if not _waiting.here():
         with _ended:
-            _ended.wait_for(lambda: not _recordings, LONGEST_RECORDING_S)
+            _ended.wait_for(lambda: not _waiting.threads, LONGEST_RECORDING_S)
     _synchronize(device)
 
 
-@contextmanager
-def others_wait() -> Generator[None]:
+_noticing = _StandIn("is_current_stream_capturing", _asked)
+_waiting = _StandIn("synchronize", _behind_recordings)
+
+
+def unnoticed() -> AbstractContextManager[None]:
+    """Around code of a user's that is recorded: on the calling thread `torch.cuda.is_current_stream_capturing()` says no."""
+    return _noticing.inside()
+
+
+def others_wait() -> AbstractContextManager[None]:
     """Around a recording: `torch.cuda.synchronize()` of other threads returns when it has ended."""
-    global _recordings
-    with _ended:
-        _recordings += 1
-        torch.cuda.synchronize = _behind_recordings
-    outer, _here.records = getattr(_here, "records", False), True
-    try:
-        yield
-    finally:
-        _here.records = outer
-        with _ended:
-            _recordings -= 1
-            if not _recordings and torch.cuda.synchronize is _behind_recordings:
-                torch.cuda.synchronize = _synchronize
-            _ended.notify_all()
+    return _waiting.inside()
 
 
 @contextmanager
