@@ -123,6 +123,43 @@ def out_of_a_branch(x: Any) -> Any:
     return h
 
 
+@program
+def operators_that_assign(x: Any) -> Any:
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1:] &= x[1:] > 0
+    mask |= x > 1
+    mask ^= x < -1
+    n = (x * 10).long()
+    n <<= 1
+    n >>= 2
+    n %= 7
+    h = x.clone()
+    h **= 2
+    h //= 0.5
+    return mask, n, h
+
+
+@program
+def given_where_to_write(x: Any) -> Any:
+    h, wide = torch.empty(3, 4), torch.zeros(3, 8)
+    torch.mul(x, 2, out=h)
+    torch.cat([h, x], 1, out=wide)
+    torch.add(x, 1, out=wide[:, 4:])
+    return h, wide
+
+
+@program
+def other_shapes_in_place(x: Any) -> Any:
+    h = x.clone()
+    v = h[1]
+    h.unsqueeze_(0).transpose_(1, 2)
+    h[0, 1] += 3
+    v.mul_(2)
+    t = x[:, :1] * 2
+    t.squeeze_().add_(1)
+    return h, v, t, (x + 1).t_(), x[1].unsqueeze_(0) + 1
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_with_in_place_ops(name: str) -> None:
     fn = PROGRAMS[name]
@@ -152,17 +189,28 @@ def bad_expand(x: Any) -> Any:
 
 def bad_resize(x: Any) -> Any:
     h = x.clone()
-    h.unsqueeze_(0)
+    h.resize_(2, 6)
     return h
 
 
-@pytest.mark.parametrize("fn", [bad_reshape, bad_expand, bad_resize])
+def bad_out(x: Any) -> Any:
+    h = torch.empty(0)
+    torch.mul(x, 2, out=h)
+    return h
+
+
+def bad_shape_of_an_input(x: Any) -> Any:
+    return x.contiguous().unsqueeze_(0) * 2
+
+
+@pytest.mark.parametrize("fn", [bad_reshape, bad_expand, bad_resize, bad_out, bad_shape_of_an_input])
 def test_what_cannot_be_made_pure_keeps_the_users_code(fn: Any) -> None:
     fast = hotfuse.jit(fn, settings=Settings(capture="inline"))
     with torch.no_grad():
         for _ in range(2):
             x = torch.randn(3, 4)
-            torch.testing.assert_close(fast(x), fn(x))
+            torch.testing.assert_close(fast(x.clone()), fn(x))
     assert fast.stats()["graph_calls"] == 0
     said = [d for d in fast.explain().to_dict()["decisions"] if d["action"] == "refuse"]
-    assert said and "test_functionalize.py" in said[0]["evidence"]["where"], said
+    told = [fn] * (fn is bad_shape_of_an_input) or [d for d in said if "test_functionalize.py" in d["evidence"]["where"]]
+    assert said and told, said  # of an input torch itself refuses, without a line

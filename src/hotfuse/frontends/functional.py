@@ -6,12 +6,13 @@ pushes the new value up through the inverse of each view and makes it the storag
 
     h = linear(x); h[:, 5] = 3    -->    h0 = linear(x); s = select(h0, 1, 5); s1 = fill(s, 3); h1 = select_scatter(h0, s1, 1, 5)
 
-What belongs to the caller (inputs, parameters, buffers) may not be written: the model is then stateful.
+What belongs to the caller (inputs, parameters, buffers) may not be written: the model is then stateful. An op that changes a
+tensor's shape in place (`unsqueeze_`) is one more view of its cell; one that writes its result into `out=` writes that cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -168,6 +169,14 @@ _INVERSE: dict[Any, Callable[[Emit, Value, Value, ViewStep], Value]] = {
 _MAYBE = {aten.reshape, aten.flatten, aten.unflatten, aten.ravel}
 
 
+_ITSELF = _MAYBE | {aten.contiguous, aten.to, aten.type_as}
+
+
+def may_be_itself(op: Any) -> bool:
+    """Whether the result of an op may be the very tensor it was given, so that changing one's shape changes the other's."""
+    return op.overloadpacket in _ITSELF
+
+
 def aliases(op: Any, source: torch.Tensor, result: torch.Tensor) -> bool | None:
     """Whether the result of an op that may alias its first input does; None when it cannot be told."""
     packet = op.overloadpacket
@@ -180,17 +189,44 @@ def aliases(op: Any, source: torch.Tensor, result: torch.Tensor) -> bool | None:
     return True
 
 
-def pure_variant(op: Any, where: str) -> Any:
-    """`aten.add_.Tensor` -> `aten.add.Tensor`."""
-    if torch.Tag.inplace_view in op.tags:
-        raise CaptureError(f"{op} changes the shape of a tensor in place", where=where,
-                           hint="use the out-of-place form of this op")
-    name = op.overloadpacket.__name__
-    namespace = getattr(torch.ops, op.namespace)
-    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    if name.endswith("_") and written == [op._schema.arguments[0].name] and hasattr(namespace, name[:-1]):
-        packet = getattr(namespace, name[:-1])
-        if op._overloadname in packet.overloads():
-            return getattr(packet, op._overloadname)
+def pure_variant(op: Any, where: str) -> tuple[Any, str]:
+    """The op that computes what another writes, and the name of the argument that it writes.
+
+        aten.add_.Tensor -> aten.add.Tensor, self         aten.__iand__.Tensor (Python's `&=`) -> aten.__and__.Tensor, self
+        aten.pow_.Scalar -> aten.pow.Tensor_Scalar, self  aten.mul.out -> aten.mul.Tensor, out
+
+    Overloads are found by what they take: those of the same name may take something else.
+    """
+    arguments = op._schema.arguments
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    if len(written) == 1:
+        in_place = written[0] == arguments[0].name
+        found = _overload(op, in_place=in_place, without=() if in_place else written)
+        if found is not None:
+            return found, written[0]
     raise CaptureError(f"{op} writes memory and has no pure form here", where=where,
                        hint="use the out-of-place form of this op")
+
+
+def view_variant(op: Any, where: str) -> Any:
+    """The view of an op that changes the shape of a tensor in place: `aten.unsqueeze_.default` -> `aten.unsqueeze.default`."""
+    found = _overload(op, in_place=True)
+    if found is None or found.overloadpacket not in _INVERSE:
+        raise CaptureError(f"{op} changes the shape of a tensor in place", where=where,
+                           hint="use the out-of-place form of this op")
+    return found
+
+
+def _overload(op: Any, *, in_place: bool, without: Sequence[str] = ()) -> Any:
+    """The overload that writes nothing and takes what `op` takes, or else has its name; None where there is none."""
+    name = op.overloadpacket.__name__
+    if in_place:
+        name = name.replace("__i", "__", 1) if name.startswith("__i") else name[:-1] if name.endswith("_") else ""
+    packet = getattr(getattr(torch.ops, op.namespace), name, None) if name else None
+    if packet is None:
+        return None
+    taken = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in without]
+    pure = [f for f in (getattr(packet, n) for n in packet.overloads()) if not f._schema.is_mutable and f._schema.returns]
+    same = [f for f in pure if [(a.name, str(a.type)) for a in f._schema.arguments] == taken]
+    named = [f for f in pure if in_place and f._overloadname == op._overloadname and str(f._schema.arguments[0].type) == "Tensor"]
+    return next(iter((*same, *named)), None)

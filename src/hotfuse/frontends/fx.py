@@ -122,6 +122,8 @@ class _Converter:
         self.written: tuple[int, ...] = ()
         self.returned: tuple[tuple[int, int], ...] = ()
         self.draws: list[DeadDraw] = []
+        self._given: list[Storage] = []
+        """Memory of the inputs."""
 
     # --- the graph -------------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class _Converter:
                 inputs.append(value)
                 self.env[place] = self._own(value, "" if self._writable else f"its input {place.name!r}")
                 given.append(self.env[place])
+                self._given.append(self.env[place].storage)
             else:
                 params[role.key] = Param(value, role.key)
                 self.env[place] = self._own(value, f"parameter or buffer {role.key!r}")
@@ -253,6 +256,8 @@ class _Converter:
             raise CaptureError("batch_norm updates its running statistics", why=Why.STATEFUL, hint="call model.eval()")
         if op is torch.ops.aten.detach_.default:
             op = torch.ops.aten.detach.default
+        if torch.Tag.inplace_view in op.tags:
+            return self._view_in_place(node, op, args, attrs)
         if op._schema.is_mutable:
             return self._mutation(node, op)
         out = self._add(node.name, Kind.OPERATOR, str(op), args, attrs, node.meta.get("val"))
@@ -283,14 +288,28 @@ class _Converter:
 
     def _mutation(self, node: fx.Node, op: Any) -> Cell:
         where = str(self.loc)
-        pure = functional.pure_variant(op, where)
-        cell = self.env[node.args[0]]  # type: ignore[index]
+        pure, written = functional.pure_variant(op, where)
+        cell = self.env[node.kwargs[written] if written in node.kwargs else node.args[0]]  # type: ignore[index]
         before = functional.read(cell, self._emit)
         args = tuple(self._read(a) for a in node.args)
-        after = self._emit(pure, *args, **{k: self._read(a) for k, a in node.kwargs.items()})
+        after = self._emit(pure, *args, **{k: self._read(a) for k, a in node.kwargs.items() if k != written})
+        if written in node.kwargs and tuple(self.fakes[after.name].shape) != tuple(self.fakes[before.name].shape):
+            raise CaptureError(f"{op} resizes the tensor that it writes", where=where, hint="give it one of the result's shape")
         if self.fakes[after.name].dtype != self.fakes[before.name].dtype:
             after = self._emit(torch.ops.aten.to.dtype, after, dtype_of(self.fakes[before.name].dtype))
         functional.write(cell, after, self._emit, where)
+        return cell
+
+    def _view_in_place(self, node: fx.Node, op: Any, args: tuple[Arg, ...], attrs: tuple[tuple[str, Arg], ...]) -> Cell:
+        """A tensor that gets another shape: every name that the program has for it stands for a view of what it was."""
+        cell, view = self.env[node.args[0]], functional.view_variant(op, str(self.loc))  # type: ignore[index]
+        callers = cell.storage.owner or any(cell.storage is s for s in self._given)
+        if callers and all(functional.may_be_itself(step.op) for step in cell.chain):
+            raise CaptureError(f"{op} changes the shape of a tensor that is the caller's", why=Why.STATEFUL,
+                               because="a captured graph has no side effects", hint="use the out-of-place form of this op")
+        out = self._add(node.name, Kind.OPERATOR, str(view), args, attrs, node.meta.get("val"))
+        made = self._as_views(node, view, cell, out)
+        cell.chain, cell.value, cell.version = made.chain, made.value, made.version
         return cell
 
     def _as_views(self, node: fx.Node, op: Any, source: Cell, out: Any) -> Any:
