@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -123,6 +123,16 @@ class TorchModel:
         self._packed = None
         done, calls = self._growing(spec, found[0]), found[1]
         return Capture(done, run(BIND, done, packed.shipment.tensors).weights, packed.watch, calls)
+
+    def other_sizes(self, spec: Spec, call: CallSpec) -> Sequence[CallSpec]:
+        """Calls of earlier processes that differ from this one in nothing but sizes."""
+        at = self._packed.at if self._packed is not None else self._at()
+        return () if at is None else at.other_sizes(repr(spec), call)
+
+    def fix_sizes(self, spec: Spec) -> None:
+        """A graph that leaves open in what such calls differ cannot be had: later processes need not try."""
+        if (at := self._at()) is not None:
+            at.fix_sizes(repr(spec))
 
     def _pack(self, spec: Spec) -> PackedModel:
         """Pickle the model as it is now; raises CaptureError where it cannot be sent."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from torch import nn
 import hotfuse
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.settings import Settings
+from hotfuse.cache.address import Address
 from hotfuse.compile import recipes
 from hotfuse.compile.recipes import Recipe
+from hotfuse.compile.value import ANY_DEMAND
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_units, remembered
 from hotfuse.runtime.plan import Plan
@@ -115,6 +118,16 @@ def test_what_won_comes_before_what_nobody_judged_and_what_lost_does_not_come(ma
     assert found is not None and found.address == part.address
     part.judged(won=False, evidence={})
     assert recalled(made) is None
+
+
+def test_a_plan_for_other_sizes_that_beats_the_one_for_these_is_what_they_begin_with(made: Made) -> None:
+    kept = whole(made)
+    here = replace(kept, address=Address(kept.address.kind, kept.address.subject, {**kept.address.basis, "sizes": "others"}))
+    assert kept.beat(here, {"us_before": 2.0, "us_after": 1.0}) and not kept.beat(kept, {})
+    found = recipes.find(here, ANY_DEMAND)
+    assert found is not None and found.recipe.verdict == {"us_before": 2.0, "us_after": 1.0} and not found.recipe.stale
+    part = kept.unfinished()
+    assert not part.beat(here, {})  # nothing is kept there
 
 
 def test_a_plan_without_the_kernels_that_failed_serves_until_they_are_made(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,19 @@ def test_processes_that_start_at_once_compile_once_between_them(tmp_path: Path) 
     assert all(f["cache"]["refused"] == 0 for f in found)
 
 
+@pytest.mark.budget_s(60)
+def test_processes_with_one_size_each_become_warm(machine: Machine) -> None:
+    """The first had 16 rows. The second captures them open, the third begins with its plan, and 16 rows keep theirs."""
+    second = machine.serve(rows=[24])
+    assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0 and "torch" in second["asked"]
+    third = machine.serve(rows=[40])
+    assert third["worst"] < 1e-4 and third["tiers"]["1"] > 0, third["text"]
+    assert not {"ready", "torch"} & set(third["asked"]), third["asked"]
+    assert WON in third["decisions"], third["text"]
+    first_again = machine.serve(rows=[16])
+    assert not COMPILING & set(first_again["asked"]), first_again["asked"]
+
+
 def test_calls_of_other_sizes_begin_with_the_plan_there_is(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.serve(rows=[16, 24, 40], least=200)

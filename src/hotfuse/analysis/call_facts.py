@@ -14,12 +14,12 @@ they say the same. That is what lets the plans of one site share their checks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hotfuse.analysis.growth import read_in_any_strides
-from hotfuse.base.errors import InternalError
+from hotfuse.base.errors import InternalError, ModelError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.dims import Dim, Sym, dims_in, expr, show, sym, symbols
+from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, expr, show, sym, symbols
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType, TensorType
 
@@ -198,6 +198,22 @@ def facts_of(graph: Graph, contiguous: Sequence[bool], more: Iterable[Fact] = ()
     tests += [_replaced(g, names) for g in graph.guards]
     holds = [Holds(t if isinstance(t, Sym) else Sym("!=", (t, 0))) for t in tests if t != 1]
     return tuple(dict.fromkeys((*kinds, *sizes, *holds, *more)))
+
+
+def size_holds(fact: Sized | Holds, size: Callable[[int, int], int]) -> bool:
+    """Whether a fact about sizes holds; `size` tells that of an input's dim."""
+    if isinstance(fact, Sized):
+        return size(fact.input, fact.dim) == fact.size
+    try:
+        return bool(evaluate(fact.predicate, {place(i, d): size(i, d) for i, d in places_in(fact.predicate)}))
+    except (ZeroDivisionError, ModelError):
+        return False
+
+
+def takes_sizes(graph: Graph, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether calls of these sizes, and of the ranks that the graph has, are among those that it was captured for."""
+    facts = facts_of(graph, [True] * len(graph.inputs))
+    return all(size_holds(f, lambda i, d: shapes[i][d]) for f in facts if isinstance(f, Sized | Holds))
 
 
 def sized(graph: Graph, sizes: dict[str, int]) -> Facts:

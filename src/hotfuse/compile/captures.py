@@ -1,15 +1,17 @@
 """Captured graphs that outlive the process: found by the model's name and the call, so that a known model needs no capture.
 
 Which dims calls showed to vary is remembered with them: a call that a wider capture takes gets that one, as the process that
-made it had seen more calls.
+made it had seen more calls. Sizes that each process has only one of vary, too: the second process that has another size captures
+with it open, and those behind it need no capture (decision 146).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from hotfuse.analysis.call_facts import takes_sizes
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, versions
@@ -42,14 +44,37 @@ class Known:
 
     def remembered(self) -> list[tuple[str, CallSpec]]:
         """Kinds of calls that there are captures for, with their structure."""
-        found = self.folder.get(self.calls)
-        return [] if found is None else [(str(c["structure"]), wire.call_from_json(c["call"])) for c in found[0]["calls"]]
+        return self._read()[0]
 
     def remember(self, structure: str, call: CallSpec) -> None:
         """A capture for such calls is kept."""
-        new = (structure, call)
-        calls = [new, *(c for c in self.remembered() if c != new)][:MAX_CALLS]
-        self.folder.put(self.calls, {"calls": [{"structure": s, "call": wire.call_to_json(c)} for s, c in calls]})
+        new, (calls, fixed) = (structure, call), self._read()
+        self._write([new, *(c for c in calls if c != new)], fixed)
+
+    def other_sizes(self, structure: str, call: CallSpec) -> list[CallSpec]:
+        """Calls of earlier processes that differ from this one in nothing but sizes; none where those could not be left open."""
+        calls, fixed = self._read()
+        if structure in fixed:
+            return []
+        return [c for s, c in calls if s == structure and (dims := call.opened_with(c)) is not None and any(dims)]
+
+    def fix_sizes(self, structure: str) -> None:
+        """Sizes that differ from process to process cannot be left open: such captures go, and are not tried again."""
+        calls, fixed = self._read()
+        kept = [(s, c) for s, c in calls if s != structure or not c.across]
+        self._write(kept, [structure, *(s for s in fixed if s != structure)])
+
+    def _read(self) -> tuple[list[tuple[str, CallSpec]], list[str]]:
+        """Kinds of calls, and structures whose sizes stay numbers."""
+        found = self.folder.get(self.calls)
+        if found is None:
+            return [], []
+        calls = [(str(c["structure"]), wire.call_from_json(c["call"])) for c in found[0]["calls"]]
+        return calls, [str(s) for s in found[0].get("fixed", ())]
+
+    def _write(self, calls: Sequence[tuple[str, CallSpec]], fixed: Sequence[str]) -> None:
+        kept = [{"structure": s, "call": wire.call_to_json(c)} for s, c in calls[:MAX_CALLS]]
+        self.folder.put(self.calls, {"calls": kept, "fixed": [*fixed[:MAX_CALLS]]})
 
 
 def known(front: str, name: Callable[[], str], settings: Settings) -> Known | None:
@@ -64,25 +89,35 @@ def captured(
     """A graph for calls like these: the one that is kept, or one that is asked for now; raises CaptureError."""
     if at is None:
         return wire.answer_from_message(ask(call))
-    best = _widest(at, structure, call)
-    message, found = answered(at.folder, at.capture(structure, best), lambda: wire.checked(ask(best)), patience_s)
+    if (known := recalled(at, structure, call)) is not None:
+        return known[0]
+    message, found = answered(at.folder, at.capture(structure, call), lambda: wire.checked(ask(call)), patience_s)
     if not found:
-        at.remember(structure, best)
+        at.remember(structure, call)
     return wire.answer_from_message(message)
 
 
 def recalled(at: Known, structure: str, call: CallSpec) -> tuple[Captured, CallSpec] | None:
     """The graph that is kept for calls like these, and the calls that it is for; None where there is none."""
-    best = _widest(at, structure, call)
-    message = at.folder.get(at.capture(structure, best))
-    return None if message is None else (wire.answer_from_message(message), best)
+    for kept in _widest_first(at, structure, call):
+        message = at.folder.get(at.capture(structure, kept))
+        if message is None:
+            continue
+        found = wire.answer_from_message(message)
+        if kept.shapes == call.shapes or takes_sizes(found.graph, call.shapes):  # what was traced may rest on more than open dims
+            return found, kept
+    return None
 
 
-def _widest(at: Known, structure: str, call: CallSpec) -> CallSpec:
-    """Of the kinds of calls that there are captures for, the one that takes this call and most others."""
-    return max((c for s, c in at.remembered() if s == structure and c.takes(call)), key=lambda c: c.open_dims, default=call)
+def _widest_first(at: Known, structure: str, call: CallSpec) -> list[CallSpec]:
+    """The kinds of calls with captures that take this one, and most others first; last what was opened for other processes:
+    a process that has these very sizes, as one before it had, is better off with them.
+    """
+    taking = [c for s, c in at.remembered() if s == structure and c.takes(call)]
+    return sorted(taking or [call], key=lambda c: (c.across, -c.open_dims))
 
 
 def _call_text(structure: str, call: CallSpec) -> str:
     data: dict[str, Any] = wire.call_to_json(call)
+    del data["across"]  # why dims are open makes no other graph
     return digest(structure, json.dumps(data))

@@ -55,6 +55,16 @@ class Recipe:
         """What the plan was worth on real calls here, None while it is proven and no more: what the next process begins with."""
         self.folder.put(_verdict(self.address), {"won": won, "evidence": dict(evidence)})
 
+    def beat(self, other: Recipe, evidence: Evidence) -> bool:
+        """This plan, made for other sizes, beat the one that was made for those of calls here: it is what is kept for them. False
+        where it lacks kernels, or cannot be kept.
+        """
+        found = self.folder.peek(self.address) if other.address != self.address else None
+        if found is None or found[0]["lacks"] or not self.folder.put(other.address, *found, code_features()):
+            return False
+        other.judged(won=True, evidence=evidence)
+        return True
+
     def unfinished(self) -> Recipe:
         """Where a plan that lacks kernels is kept: apart, since a whole plan is neither replaced by it nor judged as it was."""
         at = self.address

@@ -34,6 +34,17 @@ class TensorSpec:
         sizes = enumerate(zip(self.shape, other.shape, strict=True))
         return all(a == b or (i in self.dynamic and min(a, b) > 1) for i, (a, b) in sizes) and self._dense() and other._dense()
 
+    def opened_with(self, other: TensorSpec) -> frozenset[int] | None:
+        """The dims to leave open for a capture that takes both tensors; None where they differ in more than sizes above 1."""
+        if (self.dtype, self.device, len(self.shape)) != (other.dtype, other.device, len(other.shape)):
+            return None
+        differ = {d for d, (a, b) in enumerate(zip(self.shape, other.shape, strict=True)) if a != b}
+        if any(min(self.shape[d], other.shape[d]) <= 1 for d in differ):
+            return None
+        if not (self._dense() and other._dense()) and (differ or self.stride != other.stride):
+            return None
+        return frozenset(d for d in differ | other.dynamic if self.shape[d] > 1)
+
     def _dense(self) -> bool:
         step, found = 1, True
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
@@ -50,6 +61,20 @@ class CallSpec:
     grad_mode: bool = False
     equal: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Dims (input, dim) that are open but have one size in every call."""
+    across: bool = False
+    """Some dims are open because calls of earlier processes had other sizes there; calls of no one process did."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes of the call itself."""
+        return tuple(t.shape for t in self.inputs)
+
+    def opened_with(self, other: CallSpec) -> tuple[frozenset[int], ...] | None:
+        """By input, the dims to leave open for a capture that takes both calls; None where they differ in more than sizes."""
+        if self.grad_mode != other.grad_mode or len(self.inputs) != len(other.inputs):
+            return None
+        dims = [t.opened_with(o) for t, o in zip(self.inputs, other.inputs, strict=True)]
+        return None if None in dims else tuple(d for d in dims if d is not None)
 
     def takes(self, other: CallSpec) -> bool:
         """Whether a capture for this call is one for another."""

@@ -51,6 +51,8 @@ from hotfuse.specialize.table import TIER1
 MAX_SITES = 64
 MAX_TRIES = 3
 """Captures of one kind of call that may fail for a passing reason before it is given up."""
+PASSING = (Why.WORKER_DIED, Why.MODEL_CHANGED)
+"""Reasons that say nothing of the graph that was asked for."""
 MAX_RAISED = 16
 """Calls of one kind that raised when they were to be captured, after which sizes that did so are not looked at again."""
 
@@ -337,7 +339,7 @@ class Capturer:
         """A call as captures see it, and which of its dims vary."""
         varied = group.dynamic()
         specs = tuple(specs_of(inputs, varied))
-        return CallSpec(specs, grad_mode, group.equal(specs)), varied
+        return CallSpec(specs, grad_mode, group.equal(specs), group.across_processes()), varied
 
     def _learn(
         self, site: Site, group: CallGroup, why: Why, sample: CallSample, recalled: RecalledStart | None, *, grad_mode: bool
@@ -351,6 +353,10 @@ class Capturer:
         try:
             if recalled is None:
                 self._model.prepare()
+                if isinstance(self._model, Recalls):
+                    others = self._model.other_sizes(site.spec, call)
+                    with self._plans.lock:
+                        group.note_other_processes(call, others)
             with self._plans.lock:
                 call, varied = self._call_of(group, sample.inputs, grad_mode=grad_mode)
                 self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
@@ -366,8 +372,10 @@ class Capturer:
             if dynamic:  # dims that cannot vary together may still be captured one shape at a time
                 for varied in group.varied:
                     varied.clear()
-                group.first = tuple(s.shape for s in call.inputs)
-            elif e.why in (Why.WORKER_DIED, Why.MODEL_CHANGED, Why.MISMATCH) and group.captures < MAX_TRIES:
+                group.first = call.shapes
+                if call.across:
+                    self._sizes_stay(site, group, call, e.why)
+            elif (e.why in PASSING or e.why is Why.MISMATCH) and group.captures < MAX_TRIES:
                 group.tried.discard(tuple(s.shape for s in call.inputs))  # it may have been the moment, not the model
             else:
                 group.refused = str(e)
@@ -375,6 +383,13 @@ class Capturer:
             text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
             self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=text.splitlines()[0][:300])
             group.refused = str(e)
+
+    def _sizes_stay(self, site: Site, group: CallGroup, call: CallSpec, why: Why) -> None:
+        """What differs from process to process could not be left open: the next call of these sizes is captured as it is."""
+        group.across = ()
+        group.tried.discard(call.shapes)
+        if isinstance(self._model, Recalls) and why not in PASSING:
+            self._model.fix_sizes(site.spec)
 
     def _capture_and_deploy(
         self, site: Site, group: CallGroup, call: CallSpec, sample: CallSample, recalled: RecalledStart | None

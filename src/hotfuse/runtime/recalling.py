@@ -11,6 +11,7 @@ cache that a first call makes) shows in the watch over the model, and everything
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from hotfuse.base.lazy_dataclass import dataclass
@@ -29,6 +30,14 @@ class Recalls(Protocol):
 
     def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
         """A graph for calls like these that an earlier process captured, bound; None where there is none. Raises CaptureError."""
+        ...
+
+    def other_sizes(self, spec: Spec, call: CallSpec) -> Sequence[CallSpec]:
+        """Calls of earlier processes that differ from this one in nothing but sizes."""
+        ...
+
+    def fix_sizes(self, spec: Spec) -> None:
+        """A graph that leaves open in what such calls differ cannot be had: later processes need not try."""
         ...
 
 

@@ -19,7 +19,7 @@ import torch
 from hotfuse.analysis.call_facts import Facts, fact_text, sized
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
-from hotfuse.frontends.captured import TensorSpec
+from hotfuse.frontends.captured import CallSpec, TensorSpec
 from hotfuse.profile.agent import Sampler
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
@@ -244,6 +244,8 @@ class CallGroup:
     noted: int = 0
     alike: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """By tensor and dim a number; dims whose sizes were equal in every call have the same one."""
+    across: tuple[frozenset[int], ...] = ()
+    """Dims in which calls of earlier processes had other sizes."""
 
     def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Learn which dims vary."""
@@ -252,6 +254,16 @@ class CallGroup:
             self.kinds.add(shapes)
         for seen, before, now in zip(self.varied, self.first, shapes, strict=True):
             seen.update(d for d, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
+        self._tell_apart(shapes)
+
+    def note_other_processes(self, call: CallSpec, others: Sequence[CallSpec]) -> None:
+        """Calls of earlier processes had other sizes than this one; all that differs is left open."""
+        for other in others:
+            self._tell_apart(other.shapes)
+        opened = [dims for other in others if (dims := call.opened_with(other)) is not None]
+        self.across = tuple(frozenset().union(*dims) for dims in zip(*opened, strict=True))
+
+    def _tell_apart(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         numbers: dict[tuple[int, int], int] = {}
         self.alike = {
             (i, d): numbers.setdefault((self.alike.get((i, d), 0), size), len(numbers))
@@ -267,11 +279,18 @@ class CallGroup:
         return tuple(tuple(dims) for dims in found.values() if len(dims) > 1)
 
     def dynamic(self) -> list[set[int]]:
-        """The dims that a capture leaves open: none where many calls had few kinds of sizes.
+        """The dims that a capture leaves open: none where many calls had few kinds of sizes, but for those that differ from process
+        to process.
 
         A graph for each kind is captured and compiled sooner than one for all, and takes in no call that was never seen.
         """
-        return [set() for _ in self.varied] if self.noted >= MIN_CALLS and len(self.kinds) <= MAX_SHAPE_KINDS else self.varied
+        few = self.noted >= MIN_CALLS and len(self.kinds) <= MAX_SHAPE_KINDS
+        seen = [set[int]() for _ in self.varied] if few else self.varied
+        return [s | a for s, a in zip(seen, self.across, strict=True)] if self.across else seen
+
+    def across_processes(self) -> bool:
+        """Whether a capture leaves dims open that calls here showed nothing of."""
+        return any(a - s for a, s in zip(self.across, self.varied, strict=False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

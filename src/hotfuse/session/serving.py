@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -94,6 +94,16 @@ class ServedModel:
             return None
         found = recalled(at, "", call)
         return None if found is None else replace(self._bound(found[0]), calls=found[1])
+
+    def other_sizes(self, spec: Spec, call: CallSpec) -> Sequence[CallSpec]:
+        """Calls of earlier processes that differ from this one in nothing but sizes."""
+        at = self._at()
+        return () if at is None else at.other_sizes("", call)
+
+    def fix_sizes(self, spec: Spec) -> None:
+        """A graph that leaves open in what such calls differ cannot be had: later processes need not try."""
+        if (at := self._at()) is not None:
+            at.fix_sizes("")
 
     def _bound(self, done: Captured) -> Capture:
         """A graph with the file's weights."""

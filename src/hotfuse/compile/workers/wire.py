@@ -66,7 +66,7 @@ def call_to_json(call: CallSpec) -> dict[str, Any]:
          "dynamic": sorted(s.dynamic)}
         for s in call.inputs
     ]
-    return {"inputs": inputs, "grad_mode": call.grad_mode, "equal": call.equal}
+    return {"inputs": inputs, "grad_mode": call.grad_mode, "equal": call.equal, "across": call.across}
 
 
 def call_from_json(data: dict[str, Any]) -> CallSpec:
@@ -75,7 +75,8 @@ def call_from_json(data: dict[str, Any]) -> CallSpec:
         TensorSpec(tuple(s["shape"]), tuple(s["stride"]), named_dtype(s["dtype"]), s["device"], frozenset(s["dynamic"]))
         for s in data["inputs"]
     )
-    return CallSpec(inputs, bool(data["grad_mode"]), tuple(tuple((i, d) for i, d in dims) for dims in data["equal"]))
+    equal = tuple(tuple((i, d) for i, d in dims) for dims in data["equal"])
+    return CallSpec(inputs, bool(data["grad_mode"]), equal, bool(data.get("across", False)))
 
 
 def answer_to_message(done: Captured) -> Message:

@@ -19,12 +19,9 @@ from hotfuse.analysis.call_facts import (
     Ranked,
     Sized,
     Typed,
-    place,
-    places_in,
+    size_holds,
 )
 from hotfuse.analysis.decision import Ask, DecisionDag, Hit
-from hotfuse.base.errors import ModelError
-from hotfuse.ir.dims import evaluate
 from hotfuse.ir.types import DType
 from hotfuse.ops.torch_dtypes import torch_dtype
 
@@ -73,16 +70,10 @@ def holds(fact: Fact, leaves: Sequence[Any]) -> bool:
             return _dense(leaves[i], order) is yes
         case Aligned(i, count):
             return leaves[i].data_ptr() % count == 0
-        case Sized(i, dim, size):
-            return leaves[i].shape[dim] == size
+        case Sized() | Holds():
+            return size_holds(fact, lambda i, d: int(leaves[i].shape[d]))
         case AllEqual(i):
             return _all_equal(leaves[i], fact)
-        case Holds(predicate):
-            env = {place(i, d): int(leaves[i].shape[d]) for i, d in places_in(predicate)}
-            try:
-                return bool(evaluate(predicate, env))
-            except (ZeroDivisionError, ModelError):
-                return False
 
 
 def failed(facts: Facts, leaves: Sequence[Any]) -> Fact | None:

@@ -466,7 +466,9 @@ class Improver:
             first = entry.trade.us[0] if entry.trade is not None and old is not entry.baseline else None
             if (worth := recipe_verdict(trial, first)) is not None:
                 us = trial.old_us if first is None else first
-                recipe.judged(won=worth, evidence={**evidence, "us_before": round(us, 1)})
+                begun_with = old.recipe if not worth and old.recipe is not None and old.recipe.verdict is not None else None
+                if begun_with is None or not begun_with.beat(recipe, {**evidence, **dict(begun_with.verdict or {})}):
+                    recipe.judged(won=worth, evidence={**evidence, "us_before": round(us, 1)})
         if not trial.won:
             epochs.retire(better)  # a live call may be in it
             said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.decided else ", not decided")
