@@ -117,6 +117,7 @@ def capture_present(number: int, call: CallSpec) -> Captured:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     from hotfuse.frontends.nested import without_nested_tensors
+    from hotfuse.frontends.packed_sequences import over_padded_sequences
     from hotfuse.frontends.torch_module import capture
 
     held = _held[number]
@@ -126,6 +127,7 @@ def capture_present(number: int, call: CallSpec) -> Captured:
     if isinstance(target, nn.Module):
         target = _twin(target, mode, fakes, {})
         without_nested_tensors(target)
+        over_padded_sequences(target)
     return capture(target, held.spec, held.tensors, call, mode, [fakes.get(id(t), t) for t in held.tensors])
 
 

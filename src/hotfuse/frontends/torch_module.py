@@ -29,6 +29,7 @@ from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.nested import without_nested_tensors
+from hotfuse.frontends.packed_sequences import over_padded_sequences, padded
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.frontends.side_effects import Observed, observed
 from hotfuse.frontends.tracing import grad_mode_asked
@@ -91,6 +92,7 @@ def capture_shipment(blob: bytes, call: CallSpec) -> Captured:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     target, spec, tensors = unship(blob, mode)
     without_nested_tensors(getattr(target, "__self__", target))
+    over_padded_sequences(getattr(target, "__self__", target))
     return capture(target, spec, tensors, call, mode)
 
 
@@ -106,7 +108,7 @@ def capture(
         args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in call.inputs)
     auto = torch.export.Dim.AUTO
     dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in call.inputs)
-    with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked, observed() as seen:
+    with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked, observed() as seen, padded():
         flat = Flat(target, spec, call.equal, seen)
         program = _export(flat, args, dynamic)
     seen.refuse()
