@@ -50,6 +50,11 @@ def edges(nodes: int, features: int, count: int) -> MakeFeed:
     return make
 
 
+def integers(**wanted: tuple[int, tuple[int, ...]]) -> MakeFeed:
+    """Numbers below a limit by name: limit and shape."""
+    return lambda rng: {n: torch.randint(0, limit, shape, generator=rng) for n, (limit, shape) in wanted.items()}
+
+
 def joined(*makers: MakeFeed) -> MakeFeed:
     """Several kinds in one feed."""
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.corpus import networks
-from benchmarks.corpus.inputs import MakeFeed, adjacency, edges, joined, normal, ones, pixels, tokens
+from benchmarks.corpus import more_networks, networks
+from benchmarks.corpus.inputs import MakeFeed, adjacency, edges, integers, joined, normal, ones, pixels, tokens
 from benchmarks.zoo.wheels import ZooUnavailable
 
 Build = Callable[[], torch.nn.Module]
@@ -75,7 +75,7 @@ def _timm(name: str, **options: Any) -> Build:
 
 
 def _of(kind: str, **options: Any) -> Build:
-    return _seeded(lambda: getattr(networks, kind)(**options))
+    return _seeded(lambda: getattr(networks if hasattr(networks, kind) else more_networks, kind)(**options))
 
 
 _SMALL = dict(hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=256)
@@ -165,6 +165,20 @@ TORCH_MODELS: tuple[TorchModel, ...] = (
     TorchModel("gcn", "graphs", _of("GraphConvolutions"), adjacency(200, 64)),
     TorchModel("gat", "graphs", _of("GraphAttention"), edges(200, 64, 1600), False),
     TorchModel("dlrm", "recommenders", _of("Recommender"), joined(normal(dense=(16, 13)), lambda rng: {"ids": torch.randint(0, 1000, (16, 8, 4), generator=rng)}), False),
+    # --- what papers' code has besides layers
+    TorchModel("gated-unet", "segmentation", _of("GatedUNet"), pixels(1, 96, "x")),
+    TorchModel("global-response", "classification", _of("GlobalResponse"), pixels(1, 96, "x")),
+    TorchModel("channel-shuffle", "classification", _of("ChannelShuffle"), pixels(2, 96, "x")),
+    TorchModel("fourier-operator", "operators", _of("FourierOperator"), normal(x=(1, 1, 48, 48)), False),
+    TorchModel("neighbour-graph", "graphs", _of("NeighbourGraph"), normal(x=(2, 3, 256)), False),
+    TorchModel("message-passing", "graphs", _of("MessagePassing"), joined(edges(400, 32, 3000), integers(graph=(16, (400,)))), False),
+    TorchModel("modulated", "generation", _of("ModulatedConvolution"), normal(z=(2, 64)), False),
+    TorchModel("translator", "text", _of("Translator"), integers(source=(500, (2, 20))), False),
+    TorchModel("packed-tagger", "text", _of("PackedTagger"), joined(normal(x=(4, 30, 24)), lambda _rng: {"lengths": torch.tensor([9, 30, 17, 22])}), False),
+    TorchModel("capsules", "classification", _of("Capsules"), normal(x=(4, 1, 28, 28))),
+    TorchModel("splines", "plain", _of("Splines"), normal(x=(64, 16))),
+    TorchModel("suppression", "detection", _of("Suppression"), normal(boxes=(100, 4), logits=(100, 10)), False),
+    TorchModel("spectral-mask", "audio", _of("SpectralMask"), normal(x=(1, 8000)), False),
     # --- vision and language
     TorchModel("clip-text", "text", _transformers("CLIPTextModel", "CLIPTextConfig", bos_token_id=0, eos_token_id=2, **_TEXT), _IDS, False),
     TorchModel("vilt", "multimodal", _transformers("ViltModel", "ViltConfig", image_size=64, patch_size=16, max_image_length=-1, **_TEXT), joined(tokens(2000, 1, 16), pixels(1, 64), ones(torch.int64, pixel_mask=(1, 64, 64))), False),
