@@ -1,9 +1,10 @@
 """How a session starts: calls answered in its first seconds, loading included, against ONNX Runtime.
 
-    python -m benchmarks.start [--models ppocr-v4-rec,silero-vad] [--seconds 5] [--threads 1] [--json]
+    python -m benchmarks.start [--models ppocr-v4-rec,bert.int8-dynamic] [--seconds 5] [--threads 1] [--json]
 
-Every contender loads the file and answers one call after another in a process of its own, with empty caches; sizes vary from
-call to call as the zoo's variants do. Importing the library does not count: an application does that before it loads a model.
+Models are ONNX files of the zoo or of the corpus. Every contender loads the file and answers one call after another in a process of
+its own, with empty caches; sizes vary from call to call as the zoo's variants do. Importing the library does not count: an
+application does that before it loads a model.
 With `--json` the last line of output is one JSON object: calls of Hotfuse over calls of ONNX Runtime, by model.
 """
 
@@ -11,22 +12,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import zoo
+from benchmarks.corpus import entries
 
 
-def served(contender: str, name: str, seconds: float, threads: int) -> dict[str, Any]:
-    """In this process: how many calls were answered, and by what."""
-    model = zoo.load(name)
+def served(contender: str, name: str, seconds: float, threads: int, folder: Path) -> dict[str, Any]:
+    """In this process: how many calls were answered, and by what. What Hotfuse keeps lies in `folder`; model files do not."""
+    model = zoo.load(name) if name in zoo.names("onnx") else entries.find(name).load()
     feeds = [model.inputs(seed, variant) for seed in range(8) for variant in range(model.variants)]
     torch.set_num_threads(threads)
     told: Callable[[], dict[str, Any]] | None = None
@@ -38,10 +41,10 @@ def served(contender: str, name: str, seconds: float, threads: int) -> dict[str,
         begin = time.perf_counter()
         session = onnxruntime.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
     else:
-        import hotfuse
+        from hotfuse import InferenceSession, Settings
 
         begin = time.perf_counter()
-        session = hotfuse.InferenceSession(str(model.path), settings=hotfuse.Settings(threads=threads))
+        session = InferenceSession(str(model.path), settings=Settings(threads=threads, cache_dir=folder))
         told = session.stats
     calls, first = 0, 0.0
     while time.perf_counter() - begin < seconds:
@@ -57,9 +60,8 @@ def served(contender: str, name: str, seconds: float, threads: int) -> dict[str,
 def child(*args: str) -> dict[str, Any]:
     """The last line of another process."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.start", *args]
-        env = {**os.environ, "HOTFUSE_CACHE_DIR": folder}
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        command = [sys.executable, "-m", "benchmarks.start", *args, "--folder", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(args)}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -73,9 +75,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(served(args.child, args.models, args.seconds, args.threads)))
+        print(json.dumps(served(args.child, args.models, args.seconds, args.threads, args.folder)))
         return
     ratios: dict[str, float] = {}
     for name in args.models.split(","):
@@ -84,9 +87,10 @@ def main() -> None:
         ratios[name] = round(found["hotfuse"]["calls"] / found["ort"]["calls"], 4)
         ours, theirs = found["hotfuse"], found["ort"]
         print(
-            f"{name:14} {ours['calls']} calls in {args.seconds:g} s, ONNX Runtime {theirs['calls']}: {ratios[name]:.2f}x; "
+            f"{name:26} {ours['calls']} calls in {args.seconds:g} s, ONNX Runtime {theirs['calls']}: {ratios[name]:.2f}x; "
             f"first after {ours['first_ms']} ms, {theirs['first_ms']} ms; by tier {ours['per_tier']}"
         )
+    print(f"geometric mean {statistics.geometric_mean(ratios.values()):.2f}x, worst {min(ratios.values()):.2f}x")
     if args.json:
         print(json.dumps(ratios))
 

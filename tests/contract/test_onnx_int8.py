@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hotfuse
 from hotfuse.base.settings import Settings
-from hotfuse.frontends.onnx.int8 import layers, storage
+from hotfuse.frontends.onnx.int8 import layers, native_layers, storage
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.program import NodeCtx
@@ -348,7 +348,7 @@ def dynamic_layer(outputs: int, *, zero: int | None, each: bool, bias: bool, rel
 @pytest.mark.parametrize(
     "form", [(33, True, True, True), (16, False, False, False), (1, False, True, False), (40, True, False, True)]
 )
-def test_dynamic_layers_are_two_steps_with_the_same_numbers(
+def test_dynamic_layers_are_few_steps_with_the_same_numbers(
     zero: int | None, form: tuple[int, bool, bool, bool]
 ) -> None:
     outputs, each, bias, relu = form
@@ -363,7 +363,8 @@ def test_dynamic_layers_are_two_steps_with_the_same_numbers(
         (got,), (want,) = fast(x), plain(x)
         assert got.shape == want.shape
         assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(), want.nan_to_num())
-    assert fast.program.prepared_steps == (2 if relu else 3)
+    layer = 1 if native_layers.supported() else 2
+    assert fast.program.prepared_steps == layer + (not relu)
 
 
 @pytest.mark.parametrize("zero", [128, 117, 0])
@@ -392,3 +393,22 @@ def test_wrong_sizes_are_the_models_error() -> None:
     fast = OnnxModule(load(dynamic_layer(8, zero=None, each=False, bias=False, relu=False)))
     with pytest.raises(hotfuse.ModelError, match="MatMulInteger"):
         fast(torch.randn(2, 23))
+
+
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_sums_and_products_of_bytes(op: str, dtype: torch.dtype) -> None:
+    row = find("com.microsoft", op, 1)
+    assert row is not None and row.prepare is not None
+    low = torch.iinfo(dtype).min
+    told = [torch.tensor(0.031), torch.tensor(low + 7, dtype=dtype)], [torch.tensor(0.05), torch.tensor(low + 130, dtype=dtype)]
+    end = [torch.tensor(0.07), torch.tensor(low + 90, dtype=dtype)]
+    made = row.prepare(CTX, [VARIES, *told[0], VARIES, *told[1], *end], {})
+    assert made is not None
+    whole = torch.randint(-128, 128, (2, 2, 5, 7, 3), dtype=torch.int8).view(dtype)
+    for a, b in ((whole[0], whole[1]), (whole[0], whole[1, :, :1]), (whole[0].permute(0, 3, 1, 2), whole[1].permute(0, 3, 1, 2)),
+                 (whole[0, 0, 2:], whole[1, 0, 2:]), (whole[0, :0], whole[1, :0]),
+                 (whole[0], whole[1].transpose(2, 1).contiguous().transpose(1, 2)),
+                 (whole[0, 0, 0, 0, 0], whole[1, 0, 0, 0, 0])):  # fmt: skip
+        given = [a, *told[0], b, *told[1], *end]
+        assert torch.equal(made.call(*given), row.fn(CTX, *given))

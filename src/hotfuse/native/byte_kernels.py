@@ -6,6 +6,9 @@
     dynamic      the range of floats, its scale and zero point, and their bytes by these
     to_floats    32-bit sums of products, less what the zero point of the rows adds, scaled column by column, with a bias and a ReLU
     to_bytes     32-bit sums of products as bytes
+    added, multiplied   bytes of what two tensors of bytes stand for
+    looked_up    bytes by a table of 256
+    layer, conv, depthwise   whole layers (`native.byte_products`); not on every machine
 
 The library has no single pass with ONNX's rounding for any of these. Nothing here depends on a model: the code is compiled once,
 kept for later processes, and until it is there callers have the library's passes.
@@ -14,19 +17,24 @@ kept for later processes, and until it is there callers have the library's passe
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hotfuse.base.faults import faults
+from hotfuse.base.faults import steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
+from hotfuse.native import byte_products
+from hotfuse.native.byte_products import AS_BYTES, AS_FLOATS, AS_ROUNDED, ROW_ARGUMENTS, ROWS
 from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.target import CpuTarget, host
 from hotfuse.native.toolchain import helper_object
 
 _WIDTH = 16
 """Elements that a loop takes at a time; what is left goes one by one."""
-_NAMES = ("quantize", "dequantize_u", "dequantize_s", "rounded", "dynamic", "to_floats", "to_bytes")
+_NAMES = (
+    "quantize", "dequantize_u", "dequantize_s", "rounded", "dynamic", "to_floats", "to_bytes", "added", "multiplied", "looked_up",
+)  # fmt: skip
+_LAYERS = ("layer", "conv", "depthwise")
 _WIDEST = "0x47EC363CA0000000"
 """3e38: the widest range whose width is a float."""
 
@@ -148,6 +156,88 @@ def _byte_row(t: _BlockText, i: str) -> None:
     )
 
 
+def _of_two(op: str) -> Body:
+    def body(t: _BlockText, i: str) -> None:
+        sides: list[str] = []
+        for side in ("a", "b"):
+            wide = t.cast("zext", "i8", t.load("i8", f"%{side}", i), "i32")
+            whole = t.cast("sitofp", "i32", t.op("xor", "i32", wide, t.splat("i32", f"%{side}.flip")), "float")
+            real = t.op("fsub", "float", whole, t.splat("float", f"%{side}.zero"))
+            sides.append(t.op("fmul", "float", real, t.splat("float", f"%{side}.scale")))
+        both = t.op(op, "float", sides[0], sides[1])
+        held = t.where("olt", both, t.splat("float", "%floor"), t.splat("float", "%floor"), both)
+        parts = t.op("fdiv", "float", held, t.splat("float", "%scale"))
+        t.store("i8", t.byte(parts, "%zero", "%low", "%high"), "%y", i)
+
+    return body
+
+
+_TWO = (
+    "ptr %a, ptr %b, ptr %y, i32 %a.flip, float %a.zero, float %a.scale, i32 %b.flip, float %b.zero, float %b.scale, "
+    "float %floor, float %scale, float %zero, float %low, float %high"
+)
+
+
+def _looked_up(t: _BlockText, i: str) -> None:
+    """One by one: the table stays in the first cache."""
+    for k in range(t.width):
+        at = i if k == 0 else t.new(f"add i64 {i}, {k}")
+        source = t.new(f"getelementptr i8, ptr %x, i64 {at}")
+        place = t.new(f"zext i8 {t.new(f'load i8, ptr {source}')} to i64")
+        found = t.new(f"load i8, ptr {t.new(f'getelementptr i8, ptr %table, i64 {place}')}")
+        t.lines.append(f"store i8 {found}, ptr {t.new(f'getelementptr i8, ptr %y, i64 {at}')}")
+
+
+def _finished(kind: int) -> Body:
+    """Sums of a layer as what it makes."""
+
+    def body(t: _BlockText, i: str) -> None:
+        total = t.cast("sitofp", "i32", t.op("add", "i32", t.load("i32", "%x", i), t.load("i32", "%start", i)), "float")
+        y = t.op("fadd", "float", t.op("fmul", "float", total, t.load("float", "%unit", i)), t.load("float", "%bias", i))
+        y = t.where("olt", y, t.splat("float", "%floor"), t.splat("float", "%floor"), y)
+        if kind == AS_FLOATS:
+            t.store("float", y, "%y", i)
+        elif kind == AS_BYTES:
+            t.store("i8", t.byte(y, "%zero", "%low", "%high"), "%y", i)
+        else:
+            assert kind == AS_ROUNDED
+            steps = t.limited(t.round(y), "%low", "%high")
+            t.store("float", t.op("fmul", "float", steps, t.splat("float", "%scale")), "%y", i)
+
+    return body
+
+
+def _told(t: _BlockText, i: str) -> None:
+    """Starts and units of columns, from a zero point and a scale."""
+    less = t.op("mul", "i32", t.load("i32", "%sums", i), t.splat("i32", "%zero"))
+    t.store("i32", t.op("sub", "i32", t.splat("i32", "0"), less), "%start", i)
+    t.store("float", t.op("fmul", "float", t.splat("float", "%scale"), t.load("float", "%factor", i)), "%unit", i)
+
+
+def _tap(t: _BlockText, i: str) -> None:
+    """One tap of a depthwise window, added to sums."""
+    x = t.op("xor", "i32", t.cast("zext", "i8", t.load("i8", "%x", i), "i32"), t.splat("i32", "%flip"))
+    real = t.op("sub", "i32", x, t.splat("i32", "%zero"))
+    product = t.op("mul", "i32", real, t.cast("sext", "i8", t.load("i8", "%w", i), "i32"))
+    t.store("i32", t.op("add", "i32", t.load("i32", "%acc", i), product), "%acc", i)
+
+
+def _zeros(t: _BlockText, i: str) -> None:
+    t.store("i32", t.splat("i32", "0"), "%y", i)
+
+
+def _products_text(target: CpuTarget) -> str:
+    """Whole layers; empty where there is no code for a machine."""
+    if not byte_products.supported(target):
+        return ""
+    rows = [_loop(f"row_{name}", ROW_ARGUMENTS, _finished(kind)) for kind, (name, _) in ROWS.items()]
+    told = "ptr %sums, ptr %factor, ptr %start, ptr %unit, i32 %zero, float %scale"
+    return "\n".join((
+        *rows, _loop("told", told, _told), _loop("tap", "ptr %x, ptr %w, ptr %acc, i32 %flip, i32 %zero", _tap),
+        _loop("zeros", "ptr %x, ptr %y", _zeros), byte_products.text(target),
+    ))  # fmt: skip
+
+
 def _rows(name: str, row: str, arguments: Sequence[str], size: int) -> str:
     """`void name(ptr x, ptr y, i64 m, arguments, i64 n)`: a row's function for each of `m` rows of `n` 32-bit numbers, which make
     elements of `size` bytes."""
@@ -253,7 +343,7 @@ not:
 """
 
 
-def _module_text() -> str:
+def _module_text(target: CpuTarget) -> str:
     scaled = "ptr %x, ptr %y, float %scale, float %zero"
     limits = ("float %zero", "float %low", "float %high")
     floats = ("ptr %sums", "i32 %zero", "float %scale", "ptr %factor", "ptr %bias", "float %floor")
@@ -272,6 +362,10 @@ def _module_text() -> str:
         _loop("byte_row", ", ".join(("ptr %x", "ptr %y", "ptr %start", "ptr %factor", *limits)), _byte_row),
         _rows("to_floats", "float_row", floats, 4),
         _rows("to_bytes", "byte_row", ("ptr %start", "ptr %factor", *limits), 1),
+        _loop("added", _TWO, _of_two("fadd")),
+        _loop("multiplied", _TWO, _of_two("fmul")),
+        _loop("looked_up", "ptr %x, ptr %y, ptr %table", _looked_up),
+        _products_text(target),
     ]
     return "\n".join(parts)
 
@@ -293,6 +387,17 @@ class ByteKernels:
     """x, y, rows, sums of columns, zero, scale, factors, bias, least result, columns"""
     to_bytes: Callable[..., Any]
     """x, y, rows, starts, factors, zero, low, high, columns"""
+    added: Callable[..., Any]
+    """a, b, y, a's flip, zero and scale, b's, least result, scale, zero, low, high, n"""
+    multiplied: Callable[..., Any]
+    looked_up: Callable[..., Any]
+    """x, y, table, n"""
+    layer: Callable[..., Any] | None
+    """x, y, rows, scratch, table, scale, zero -> 0 where the range has no scale"""
+    conv: Callable[..., Any] | None
+    """x, y, pixels, scratch, table, height, width, rows, columns"""
+    depthwise: Callable[..., Any] | None
+    """the same"""
 
 
 _P, _F, _I = ctypes.c_int64, ctypes.c_float, ctypes.c_int32
@@ -304,19 +409,36 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dynamic": (_P, _P, _P, _P, _F, _P),
     "to_floats": (None, _P, _P, _P, _P, _I, _F, _P, _P, _F, _P),
     "to_bytes": (None, _P, _P, _P, _P, _P, _F, _F, _F, _P),
+    "added": (None, _P, _P, _P, _I, _F, _F, _I, *[_F] * 7, _P),
+    "multiplied": (None, _P, _P, _P, _I, _F, _F, _I, *[_F] * 7, _P),
+    "looked_up": (None, _P, _P, _P, _P),
+    "layer": (_P, _P, _P, _P, _P, _P, _F, _I),
+    "conv": (None, *[_P] * 9),
+    "depthwise": (None, *[_P] * 9),
 }
 
 
+def _names(target: CpuTarget) -> tuple[str, ...]:
+    return (*_NAMES, *_LAYERS) if byte_products.supported(target) else _NAMES
+
+
+def load_kernels(target: CpuTarget) -> tuple[ByteKernels, Loaded]:
+    """The passes made for a machine, and the code, which has to be kept."""
+    names = _names(target)
+    code = load_object(helper_object(_module_text(target), target), [f"hf_{n}" for n in names], {})
+    made = {n: ctypes.CFUNCTYPE(*_SIGNATURES[n])(code.address(f"hf_{n}")) for n in names}
+    return ByteKernels(**{n: made.get(n) for n in (*_NAMES, *_LAYERS)}), code  # pyright: ignore[reportArgumentType]
+
+
 @once
-def _loaded() -> Loaded:
-    return load_object(helper_object(_module_text()), [f"hf_{n}" for n in _NAMES], {})
+def _loaded() -> tuple[ByteKernels, Loaded]:
+    return load_kernels(host())
 
 
 @once
 def byte_kernels() -> ByteKernels:
     """The passes; whoever asks first waits until they are compiled."""
-    code = _loaded()
-    return ByteKernels(**{n: ctypes.CFUNCTYPE(*_SIGNATURES[n])(code.address(f"hf_{n}")) for n in _NAMES})
+    return _loaded()[0]
 
 
 class _BackgroundKernels:
@@ -330,13 +452,11 @@ class _BackgroundKernels:
         """Have them made, unless somebody has."""
         if not self._begun:
             self._begun = True
-            threading.Thread(target=self._make, name="hotfuse-byte-kernels", daemon=True).start()
+            steady(self._make, "hotfuse-byte-kernels").start()
 
     def _make(self) -> None:
-        try:
-            self.kernels = byte_kernels()
-        except Exception as e:  # whatever it is: callers stay with the library's passes
-            faults.note("compiling passes over bytes", e)
+        """Callers stay with the library's passes where it fails, which is counted."""
+        self.kernels = byte_kernels()
 
 
 background = _BackgroundKernels()

@@ -17,8 +17,8 @@ from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine, is_float
 _ANY_ORDER = frozenset({
     "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear",
     "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
-    "LeakyRelu", "Log", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pow", "QuantizeLinear", "ReduceMean", "Relu", "Resize",
-    "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh",
+    "LeakyRelu", "Log", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pow", "QLinearAdd", "QLinearMul", "QuantizeLinear",
+    "ReduceMean", "Relu", "Resize", "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh",
 })  # fmt: skip
 """Operators whose functions take images in any order of memory without copying them."""
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.domains import microsoft as ops_microsoft
 from hotfuse.frontends.onnx.int8 import layers
-from hotfuse.frontends.onnx.int8.storage import prepare_dequantize, prepare_quantize
+from hotfuse.frontends.onnx.int8.storage import available, byte_zero, number, prepare_dequantize, prepare_quantize
+from hotfuse.frontends.onnx.int8.sums import ByteScale, BytesOfTwo
 from hotfuse.frontends.onnx.ops import pool as ops_pool
 from hotfuse.frontends.onnx.ops import recurrent as ops_recurrent
 from hotfuse.frontends.onnx.ops.quant import (
@@ -42,7 +43,30 @@ def _stored(y: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -
     return shifted.clamp(info.min, info.max).to(dtype)
 
 
-def _binary(name: str, fn: Callable[[Tensor, Tensor], Tensor]) -> None:
+def _byte_scale(scale: Any, zero: Any) -> ByteScale | None:
+    """Of constants; None where they are none, or not of bytes."""
+    told = byte_zero(zero, None)
+    if told is None or number(scale) is None or scale.dtype is not torch.float32:
+        return None
+    return ByteScale(float(scale), *told)
+
+
+def _binary(name: str, op: str, fn: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def prepare(ctx: Ctx, inputs: Sequence[Any], _attrs: Mapping[str, Any]) -> Prepared | None:
+        a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = [*inputs, None][:8]
+        found = [_byte_scale(*told) for told in ((a_scale, a_zero), (b_scale, b_zero), (c_scale, c_zero))]
+        if not isinstance(a, Varies) or not isinstance(b, Varies) or not available():
+            return None
+        left, right, made = found
+        if left is None or right is None or made is None or made.dtype is not left.dtype:
+            return None
+        run = BytesOfTwo(op, left, right, made)
+
+        def fast(a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, *rest: Any) -> Tensor:
+            return run(a, b) if run.fits(a, b) else call(ctx, a, a_scale, a_zero, b, *rest)
+
+        return Prepared(fast, 0)
+
     def call(
         ctx: Ctx,
         a: Tensor,
@@ -56,11 +80,11 @@ def _binary(name: str, fn: Callable[[Tensor, Tensor], Tensor]) -> None:
     ) -> Tensor:
         return _stored(fn(_real(a, a_scale, a_zero), _real(b, b_scale, b_zero)), c_scale, c_zero, a.dtype)
 
-    onnx_op(name, domain=_MS)(call)
+    onnx_op(name, domain=_MS, prepare=prepare)(call)
 
 
-_binary("QLinearAdd", torch.add)
-_binary("QLinearMul", torch.mul)
+_binary("QLinearAdd", "Add", torch.add)
+_binary("QLinearMul", "Mul", torch.mul)
 
 
 @onnx_op("QLinearSigmoid", domain=_MS)

@@ -1,4 +1,4 @@
-"""Layers whose activations are quantized in every call become two steps, the bytes and the layer.
+"""Layers whose activations are quantized in every call become one step; two, the bytes and the layer, where several read the bytes.
 
     DynamicQuantizeLinear(x) -> MatMulInteger(w) -> Cast -> Mul(x's scale * w's scale) [-> Add(bias)] [-> Relu]
 
@@ -16,13 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.frontends.onnx.int8.layers import SignedProduct, exact_weights, signed_product
+from hotfuse.frontends.onnx.int8.layers import SignedProduct, exact_weights, signed_product, signed_weights
+from hotfuse.frontends.onnx.int8.native_layers import NativeProduct, supported
 from hotfuse.frontends.onnx.int8.steps import StepIndex, is_op
 from hotfuse.frontends.onnx.int8.storage import QUANTIZED, available, dense, passes
 from hotfuse.frontends.onnx.program import ABSENT, ProgramStep
 from hotfuse.frontends.onnx.registry import Prepared
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.native.byte_kernels import background
+from hotfuse.native.byte_products import AS_FLOATS, TOLD
+from hotfuse.native.byte_products import DYNAMIC as DYNAMIC_SCALE
 
 DYNAMIC = "DynamicQuantizeLinear"
 _FLOAT = 1
@@ -47,6 +50,8 @@ class _DynamicLayer:
     bias: Tensor
     relu: bool
     bytes: int
+    signed: Tensor | None
+    """Weights as signed bytes less their zero points, where they are that: (outputs, inputs)."""
 
 
 def dynamic_layers(
@@ -60,6 +65,10 @@ def dynamic_layers(
     gone: set[int] = set()
     for step in (s for s in steps if is_op(s, DYNAMIC)):
         if (layers := _layers(index, step)) is not None:
+            if len(layers) == 1 and layers[0].signed is not None:
+                instead[id(layers[0].end)] = _whole_step(step, layers[0], layers[0].signed)
+                gone.update(id(s) for s in (step, *layers[0].inner))
+                continue
             instead[id(step)] = _bytes_step(step)
             for layer in layers:
                 instead[id(layer.end)] = _layer_step(step, layer)
@@ -135,7 +144,8 @@ def _layer(index: StepIndex, step: ProgramStep, of: tuple[int, int, int]) -> _Dy
         relu = True
     spread = factor.reshape(-1).expand(columns).contiguous()
     run, sums, size = (product, product.sums, product.bytes) if isinstance(product, SignedProduct) else product
-    return _DynamicLayer(step, steps[-1], tuple(steps[:-1]), run, sums, spread, bias, relu, size)
+    signed = signed_weights(weight.t(), at) if supported() else None
+    return _DynamicLayer(step, steps[-1], tuple(steps[:-1]), run, sums, spread, bias, relu, size, signed)
 
 
 def _float_product(weight: Tensor, zero: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor, int] | None:
@@ -180,9 +190,14 @@ def _bytes_step(step: ProgramStep) -> ProgramStep:
     return replace(step, call=call, prepare=lambda *_: Prepared(call, 0))
 
 
-def _layer_step(source: ProgramStep, layer: _DynamicLayer) -> ProgramStep:
+def _floor(layer: _DynamicLayer) -> float:
+    return 0.0 if layer.relu else float("-inf")
+
+
+def _layer_call(layer: _DynamicLayer) -> Callable[[Tensor, float, int], Tensor]:
+    """The layer of bytes, by the library's product and one pass over its sums."""
     product, sums, factor, bias, relu = layer.product, layer.sums, layer.factor, layer.bias, layer.relu
-    columns, floor = len(factor), 0.0 if relu else float("-inf")
+    columns, floor = len(factor), _floor(layer)
     addresses = sums.data_ptr(), factor.data_ptr(), bias.data_ptr()
 
     def call(q: Tensor, scale: float, zero: int) -> Tensor:
@@ -196,6 +211,40 @@ def _layer_step(source: ProgramStep, layer: _DynamicLayer) -> ProgramStep:
         )
         return y
 
-    size = layer.bytes + 4 * columns
+    return call
+
+
+def _native(layer: _DynamicLayer, signed: Tensor, source: int) -> NativeProduct:
+    return NativeProduct(
+        signed, layer.factor, bias=layer.bias, source=source, result=AS_FLOATS, floor=_floor(layer)
+    )
+
+
+def _layer_step(source: ProgramStep, layer: _DynamicLayer) -> ProgramStep:
+    """Of bytes that several layers read."""
+    otherwise = _layer_call(layer)
+    native = None if layer.signed is None else _native(layer, layer.signed, TOLD)
+
+    def call(q: Tensor, scale: float, zero: int) -> Tensor:
+        made = None if native is None else native.run(q, torch.float32, scale, zero)
+        return otherwise(q, scale, zero) if made is None else made
+
+    size = layer.bytes + 4 * len(layer.factor) + (0 if native is None else native.bytes)
+    return _instead(layer, call, source.outs, size)
+
+
+def _whole_step(source: ProgramStep, layer: _DynamicLayer, signed: Tensor) -> ProgramStep:
+    """Of floats whose bytes nobody else reads."""
+    otherwise, first = _layer_call(layer), _bytes_step(source).call
+    native = _native(layer, signed, DYNAMIC_SCALE)
+
+    def call(x: Tensor) -> Tensor:
+        made = native.run(x, torch.float32) if x.dtype is torch.float32 and x.numel() and x.shape[-1:] == (native.inputs,) else None
+        return otherwise(*first(x)) if made is None else made
+
+    return _instead(layer, call, source.ins, layer.bytes + 4 * len(layer.factor) + native.bytes)
+
+
+def _instead(layer: _DynamicLayer, call: Callable[..., Tensor], ins: tuple[int, ...], size: int) -> ProgramStep:
     ready = lambda *_: Prepared(call, size)  # noqa: E731
-    return replace(layer.begin, call=call, ins=source.outs, outs=layer.end.outs, prepare=ready, attrs={})
+    return replace(layer.begin, call=call, ins=ins, outs=layer.end.outs, prepare=ready, attrs={})

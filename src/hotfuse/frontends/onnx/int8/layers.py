@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.onnx.int8.native_layers import NativeConv, NativeProduct, supported
 from hotfuse.frontends.onnx.int8.storage import (
     LIMITS,
     QUANTIZED,
@@ -32,6 +33,7 @@ from hotfuse.frontends.onnx.int8.storage import (
     stored,
 )
 from hotfuse.native.byte_kernels import background
+from hotfuse.native.byte_products import AS_BYTES, SIGNED, STATIC, UNSIGNED
 from hotfuse.native.target import host
 from hotfuse.ops.folded_conv import Window
 
@@ -84,6 +86,44 @@ def layer_scales(x: Sequence[Any], w: Sequence[Any], y: Sequence[Any]) -> LayerS
 
 def linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[ByteLayer, int] | None:
     """`y = x @ weight.T + bias` of bytes, and the memory it holds; None where no way is exact."""
+    library = library_linear(scales, weight, bias)
+    if library is None or (native := native_linear(scales, weight, bias)) is None:
+        return library
+    otherwise, size = library
+
+    def run(x: Tensor) -> Tensor:
+        made = native.run(x, scales.y_dtype)
+        return otherwise(x) if made is None else made
+
+    return run, size + native.bytes
+
+
+def native_linear(
+    scales: LayerScales, weight: Tensor, bias: Tensor | None, *, floats: bool = False, result: int = AS_BYTES
+) -> NativeProduct | None:
+    """The layer in native code, of bytes or of floats that it quantizes; None where the weights do not fit, or the machine."""
+    signed = signed_weights(weight, scales.w_zero) if supported() else None
+    if signed is None:
+        return None
+    background.begin()
+    turned = scales.x_dtype is torch.int8
+    x_zero = scales.x_zero + 128 * turned
+    start = signed.sum(1, dtype=torch.int32) * -x_zero
+    low, high = (limit - (0 if result == AS_BYTES else scales.y_zero) for limit in LIMITS[scales.y_dtype])
+    return NativeProduct(
+        signed, _factor(scales), start if bias is None else start + bias.to(torch.int32), result=result,
+        source=STATIC if floats else SIGNED if turned else UNSIGNED, x_scale=scales.x, x_zero=x_zero, y_zero=scales.y_zero,
+        y_scale=scales.y, low=low, high=high,
+    )  # fmt: skip
+
+
+def _factor(scales: LayerScales) -> Tensor:
+    """What one in a sum is in units of the result."""
+    return torch.tensor(scales.x) * scales.w / torch.tensor(scales.y)
+
+
+def library_linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[ByteLayer, int] | None:
+    """The same without native code of ours."""
     if (product := signed_product(weight, scales.w_zero)) is not None:
         return _on_signed(scales, product, bias), product.bytes
     w, scales = _signed(weight.contiguous(), scales)
@@ -101,9 +141,28 @@ def linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[By
 def conv(scales: LayerScales, weight: Tensor, bias: Tensor | None, window: Window) -> tuple[ByteLayer, int] | None:
     """A convolution of images of bytes, with channels innermost in the result; None where no way is exact."""
     one_pixel = weight.shape[2:] == (1, 1) and window.groups == 1 and set(window.stride) == {1} and not any(window.pads)
-    if one_pixel and (product := signed_product(weight.flatten(1), scales.w_zero)) is not None:
-        rows = _on_signed(scales, product, bias)
-        return (lambda x: rows(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), product.bytes
+    if one_pixel and (found := linear(scales, weight.flatten(1), bias)) is not None:
+        on_rows, size = found
+        return (lambda x: on_rows(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), size
+    library = _library_conv(scales, weight, bias, window)
+    each = window.groups == 1 or (weight.shape[1] == 1 and window.groups == weight.shape[0])
+    signed = signed_weights(weight, scales.w_zero) if each and supported() else None
+    if library is None or signed is None:
+        return library
+    background.begin()
+    native = NativeConv(
+        signed, window, scales.x_zero, scales.x_dtype, scales.y_zero, scales.y_dtype, _factor(scales), bias
+    )
+    otherwise, size = library
+
+    def run(x: Tensor) -> Tensor:
+        made = native.run(x)
+        return otherwise(x) if made is None else made
+
+    return run, size + native.bytes
+
+
+def _library_conv(scales: LayerScales, weight: Tensor, bias: Tensor | None, window: Window) -> tuple[ByteLayer, int] | None:
     w, scales = _signed(weight, scales)
     exact = _integer_kernels(w, window.groups)
     if not exact or not _made_for(w, window):
@@ -138,15 +197,22 @@ class SignedProduct:
 def signed_product(weight: Tensor, zero: Tensor | None) -> SignedProduct | None:
     """Of weights (outputs, inputs) and their zero points, one or one for each output; None where the differences are no
     signed bytes, or this processor's sums of them not known to be exact."""
-    if weight.dtype not in QUANTIZED or not weight.numel() or weight.shape[1] > MOST_PRODUCTS or not signed_sums_are_exact():
+    found = signed_weights(weight, zero) if signed_sums_are_exact() else None
+    if found is None:
+        return None  # output by output: for one row twice as fast
+    return SignedProduct(found.t(), found.sum(1, dtype=torch.int32), found.nbytes + 4 * len(found))
+
+
+def signed_weights(weight: Tensor, zero: Tensor | None) -> Tensor | None:
+    """Weights less their zero points (one, or one for each output) as signed bytes; None where they are none, or too many."""
+    if weight.dtype not in QUANTIZED or not weight.numel() or weight[0].numel() > MOST_PRODUCTS:
         return None
+    if weight.dtype is torch.int8 and (zero is None or not bool(zero.any())):
+        return weight.contiguous()
     wide = weight.to(torch.int16)
     if zero is not None:
-        wide = wide - zero.to(torch.int16).reshape(-1, 1)
-    if int(wide.min()) < -128 or int(wide.max()) > 127:
-        return None
-    found = wide.to(torch.int8).contiguous()  # output by output: for one row twice as fast
-    return SignedProduct(found.t(), found.sum(1, dtype=torch.int32), found.nbytes + 4 * len(found))
+        wide = wide - zero.to(torch.int16).reshape([-1] + [1] * (weight.dim() - 1))
+    return wide.to(torch.int8).contiguous() if int(wide.min()) >= -128 and int(wide.max()) <= 127 else None
 
 
 @functools.cache
@@ -169,7 +235,7 @@ def _on_signed(scales: LayerScales, product: SignedProduct, bias: Tensor | None)
     if bias is not None:
         start = start + bias.to(torch.int32)
     inputs, columns = product.weight.shape
-    factor = (torch.tensor(scales.x) * scales.w / torch.tensor(scales.y)).expand(columns).contiguous()
+    factor = _factor(scales).expand(columns).contiguous()
     addresses = start.data_ptr(), factor.data_ptr()
     low, high = LIMITS[scales.y_dtype]
     background.begin()
@@ -262,7 +328,7 @@ def _floats(
         return None
     if trailing:
         wide = wide.contiguous(memory_format=torch.channels_last)
-    factor = torch.tensor(scales.x) * scales.w / torch.tensor(scales.y)
+    factor = _factor(scales)
     factor = factor.reshape([-1] + [1] * trailing) if factor.numel() > 1 else factor.reshape(())
 
     def run(x: Tensor) -> Tensor:

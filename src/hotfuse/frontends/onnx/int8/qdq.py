@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx import limits
+from hotfuse.frontends.onnx.int8.float_ends import float_ends
 from hotfuse.frontends.onnx.int8.pairs import rounded_floats
 from hotfuse.frontends.onnx.int8.steps import DEQUANTIZE, MS_DOMAIN, QUANTIZE, Scaled, StepIndex, is_op, without_unread
 from hotfuse.frontends.onnx.int8.storage import LIMITS, available
+from hotfuse.frontends.onnx.int8.sums import sums_of_bytes
 from hotfuse.frontends.onnx.int8.tables import POINTWISE, tables
 from hotfuse.frontends.onnx.program import NodeCtx, ProgramStep
 from hotfuse.frontends.onnx.registry import VARIES, find
@@ -41,7 +43,7 @@ def on_bytes(
     if not available() or not any(is_op(s, QUANTIZE) for s in steps):
         return tuple(steps)
     left = _layers(StepIndex(steps, constants, env, outputs))
-    for change in (tables, rounded_floats):
+    for change in (tables, sums_of_bytes, float_ends, rounded_floats):
         left = change(StepIndex(left, constants, env, outputs))
     return without_unread(left, outputs, _REMOVABLE)
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.int8.steps import DEQUANTIZE, QUANTIZE, Scaled, StepIndex, is_op
-from hotfuse.frontends.onnx.int8.storage import LIMITS
+from hotfuse.frontends.onnx.int8.storage import LIMITS, dense, passes
 from hotfuse.frontends.onnx.program import ABSENT, ProgramStep
 from hotfuse.frontends.onnx.registry import Prepared
+from hotfuse.native.byte_kernels import background
 
 POINTWISE = frozenset({
     "Abs", "Add", "Celu", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
@@ -113,14 +114,22 @@ def _again(index: StepIndex, step: ProgramStep | None, members: dict[int, Progra
 
 
 def lookup(table: Tensor, reads: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """What a table of 256 bytes has for each byte of a tensor: Python's own translation of bytes is the fastest that is at hand."""
+    """What a table of 256 bytes has for each byte of a tensor. Until there is compiled code, Python's own translation of bytes is
+    the fastest that is at hand."""
     makes = table.dtype
     by_bits = table if reads is torch.uint8 else table.roll(-128)
-    text = bytes(by_bits.view(torch.uint8).tolist())
+    by_bits = by_bits.view(torch.uint8).contiguous()
+    text = bytes(by_bits.tolist())
+    background.begin()
 
     def run(x: Tensor) -> Tensor:
         if not x.numel():
             return torch.empty(x.shape, dtype=makes)
+        if (native := passes(x.numel())) is not None:
+            x = dense(x)
+            y = torch.empty_like(x, dtype=makes)
+            native.looked_up(x.data_ptr(), y.data_ptr(), by_bits.data_ptr(), x.numel())
+            return y
         inner = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         rows = x.permute(0, 2, 3, 1) if inner else x.contiguous()
         made = torch.frombuffer(bytearray(rows.view(torch.uint8).numpy()).translate(text), dtype=makes).view(rows.shape)

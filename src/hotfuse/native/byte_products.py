@@ -1,0 +1,570 @@
+"""Products of bytes as native code: layers and convolutions of quantized files, before code of their own is there.
+
+    layer       rows of bytes (or of floats, which are quantized first, also by their own range) times packed weights
+    conv        images with channels innermost: windows are copied into rows, a few hundred at a time, and multiplied as above
+    depthwise   one channel at a time, tap by tap
+
+Sums are exact 32-bit integers: four products of an unsigned and a signed byte are one instruction where the processor has it, else
+they are widened and added in pairs of 16 bits, which cannot saturate. What happens to the sums is done while they are in the first
+cache: `y = (sum + start) * unit + bias`, not below a floor, as floats, as bytes, or as floats that were bytes for a moment.
+
+Weights lie in panels of columns, four bytes of a column side by side (`packed`). What a layer is told once is a table of words
+(`LayerTable`); nothing here depends on a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hotfuse.native.target import CpuTarget
+
+FIELDS = (
+    "inputs", "columns", "weights", "start", "sums", "factor", "bias", "source", "x_scale", "x_zero", "floor", "result", "y_zero",
+    "low", "high", "y_scale", "padded", "channels", "kernel_y", "kernel_x", "stride_y", "stride_x", "pad_y", "pad_x",
+    "dilation_y", "dilation_x",
+)  # fmt: skip
+"""Of a table: 8 bytes each. Floats take the first four of theirs."""
+FLOATS = frozenset({"x_scale", "x_zero", "floor", "y_zero", "low", "high", "y_scale"})
+UNSIGNED, SIGNED, STATIC, DYNAMIC, TOLD = range(5)
+"""What a layer reads: bytes, floats by constant scale, floats by their own range, signed bytes whose scale comes with the call."""
+AS_FLOATS, AS_BYTES, AS_ROUNDED = range(3)
+SLACK = 64
+"""Bytes that may be read behind the last row."""
+CHUNK_BYTES = 96 << 10
+"""Rows that are multiplied with all columns before the next ones are looked at: they stay in the second cache."""
+
+
+def supported(target: CpuTarget) -> bool:
+    """Whether there is code for a machine."""
+    return target.name in ("avx512", "avx2")
+
+
+def panels(target: CpuTarget) -> tuple[int, ...]:
+    """Columns of a panel, widest first; what is left takes the widest that fits, and the last is filled up."""
+    return tuple(target.lanes * v for v in ((4, 2, 1) if target.name == "avx512" else (2, 1)))
+
+
+def packed(weight: Tensor, target: CpuTarget) -> Tensor:
+    """Signed bytes (outputs, inputs) in panels, filled up with zeros."""
+    outputs, inputs = weight.shape
+    widths = panels(target)
+    columns, depth = _up(outputs, widths[-1]), _up(inputs, 4)
+    whole = torch.zeros(columns, depth, dtype=torch.int8)
+    whole[:outputs, :inputs] = weight
+    parts: list[Tensor] = []
+    at = 0
+    while at < columns:
+        width = next(w for w in widths if w <= columns - at)
+        parts.append(whole[at : at + width].view(width, depth // 4, 4).permute(1, 0, 2).reshape(-1))
+        at += width
+    return torch.cat(parts)
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+class LayerTable:
+    """What a layer is told once; keeps alive what it points to."""
+
+    def __init__(self, **values: float | Tensor) -> None:
+        self.kept = [v for v in values.values() if isinstance(v, Tensor)]
+        self.words = torch.zeros(len(FIELDS), dtype=torch.int64)
+        floats = self.words.view(torch.float32)
+        for name, value in values.items():
+            at = FIELDS.index(name)
+            if isinstance(value, Tensor):
+                self.words[at] = value.data_ptr()
+            elif name in FLOATS:
+                floats[2 * at] = value
+            else:
+                self.words[at] = int(value)
+        self.address = self.words.data_ptr()
+
+
+class _Function:
+    """Text of a function, line by line."""
+
+    def __init__(self, head: str) -> None:
+        self.lines, self._count = [f"define {head} {{", "entry:"], 0
+
+    def new(self, right: str) -> str:
+        self._count += 1
+        name = f"%v{self._count}"
+        self.lines.append(f"  {name} = {right}")
+        return name
+
+    def do(self, line: str) -> None:
+        self.lines.append(f"  {line}")
+
+    def label(self) -> str:
+        self._count += 1
+        return f"l{self._count}"
+
+    def at(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+
+    def branch(self, mask: str, yes: str, no: str) -> None:
+        self.do(f"br i1 {mask}, label %{yes}, label %{no}")
+
+    def op(self, name: str, a: str | int, b: str | int, type: str = "i64") -> str:
+        return self.new(f"{name} {type} {a}, {b}")
+
+    def moved(self, base: str, by: str | int, element: str = "i8") -> str:
+        return self.new(f"getelementptr {element}, ptr {base}, i64 {by}")
+
+    def field(self, name: str) -> str:
+        """Of the table `%d`."""
+        kind = "float" if name in FLOATS else "ptr" if name in ("weights", "start", "sums", "factor", "bias") else "i64"
+        return self.new(f"load {kind}, ptr {self.moved('%d', FIELDS.index(name), 'i64')}")
+
+    def smaller(self, a: str | int, b: str | int) -> str:
+        return self.new(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
+
+    def larger(self, a: str | int, b: str | int) -> str:
+        return self.new(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
+
+    def loop(self, until: str, body: Callable[[str], str | int], start: str | int = 0) -> None:
+        """`body` is given the count and says by how much it grows."""
+        before, head, inside, after, end = (self.label() for _ in range(5))
+        now, following = f"%i{self._count}", f"%i{self._count}.next"
+        self.do(f"br label %{before}")
+        self.at(before)
+        self.do(f"br label %{head}")
+        self.at(head)
+        self.do(f"{now} = phi i64 [{start}, %{before}], [{following}, %{after}]")
+        self.branch(self.new(f"icmp slt i64 {now}, {until}"), inside, end)
+        self.at(inside)
+        step = body(now)
+        self.do(f"br label %{after}")
+        self.at(after)
+        self.do(f"{following} = add i64 {now}, {step}")
+        self.do(f"br label %{head}")
+        self.at(end)
+
+    def when(self, mask: str, yes: Callable[[], None], no: Callable[[], None] | None = None) -> None:
+        first, second, end = self.label(), self.label(), self.label()
+        self.branch(mask, first, second if no is not None else end)
+        self.at(first)
+        yes()
+        self.do(f"br label %{end}")
+        if no is not None:
+            self.at(second)
+            no()
+            self.do(f"br label %{end}")
+        self.at(end)
+
+    def done(self, result: str = "void") -> str:
+        self.do(f"ret {result}")
+        return "\n".join((*self.lines, "}", ""))
+
+
+class _Dot:
+    """Sums of four products of bytes to a 32-bit lane, as a target has them."""
+
+    def __init__(self, target: CpuTarget) -> None:
+        self.lanes, self.fast = target.lanes, target.dots_bytes
+        self.type, self.raw, self.half = f"<{self.lanes} x i32>", f"<{4 * self.lanes} x i8>", f"<{2 * self.lanes} x i16>"
+        if self.fast:
+            self.name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+            self.declared = f"declare {self.type} @{self.name}({self.type}, {self.raw}, {self.raw})"
+        else:
+            self.name = "llvm.x86.avx512.pmaddw.d.512" if target.name == "avx512" else "llvm.x86.avx2.pmadd.wd"
+            self.declared = f"declare {self.type} @{self.name}({self.half}, {self.half})"
+
+    def splat(self, f: _Function, type: str, count: int, value: str) -> str:
+        one = f.new(f"insertelement <{count} x {type}> poison, {type} {value}, i64 0")
+        return f.new(f"shufflevector <{count} x {type}> {one}, <{count} x {type}> poison, <{count} x i32> zeroinitializer")
+
+    def unsigned(self, f: _Function, x: str) -> tuple[str, ...]:
+        """Lanes of unsigned bytes, as `add` wants them."""
+        if self.fast:
+            return (f.new(f"bitcast {self.type} {x} to {self.raw}"),)
+        mask = self.splat(f, "i32", self.lanes, "16711935")
+        low = f.new(f"and {self.type} {x}, {mask}")
+        moved = f.new(f"lshr {self.type} {x}, {self.splat(f, 'i32', self.lanes, '8')}")
+        high = f.new(f"and {self.type} {moved}, {mask}")
+        return tuple(f.new(f"bitcast {self.type} {v} to {self.half}") for v in (low, high))
+
+    def signed(self, f: _Function, x: str) -> tuple[str, ...]:
+        if self.fast:
+            return (f.new(f"bitcast {self.type} {x} to {self.raw}"),)
+        pairs = f.new(f"bitcast {self.type} {x} to {self.half}")
+        eight = self.splat(f, "i16", 2 * self.lanes, "8")
+        up = f.new(f"shl {self.half} {pairs}, {eight}")
+        return tuple(f.new(f"ashr {self.half} {v}, {eight}") for v in (up, pairs))
+
+    def add(self, f: _Function, total: str, x: tuple[str, ...], w: tuple[str, ...]) -> str:
+        if self.fast:
+            return f.new(f"call {self.type} @{self.name}({self.type} {total}, {self.raw} {x[0]}, {self.raw} {w[0]})")
+        for a, b in zip(x, w, strict=True):
+            more = f.new(f"call {self.type} @{self.name}({self.half} {a}, {self.half} {b})")
+            total = f.new(f"add {self.type} {total}, {more}")
+        return total
+
+
+def _tile_text(dot: _Dot, rows: int, vectors: int, width: int) -> str:
+    """`void tile(ptr a, i64 lda, ptr b, i64 quads, i32 flip, ptr acc)`: sums of some rows and a panel's columns."""
+    f = _Function(f"void @hf_tile_{rows}_{vectors}(ptr %a, i64 %lda, ptr %b, i64 %quads, i32 %flip, ptr %acc)")
+    at, places = ["%a"], [(r, v) for r in range(rows) for v in range(vectors)]
+    for _ in range(rows - 1):
+        at.append(f.moved(at[-1], "%lda"))
+    f.do("br label %loop")
+    f.at("loop")
+    f.do("%q = phi i64 [0, %entry], [%q.next, %loop]")
+    for r, v in places:
+        f.do(f"%c{r}.{v} = phi {dot.type} [zeroinitializer, %entry], [%n{r}.{v}, %loop]")
+    first = f.op("mul", "%q", vectors * dot.lanes)
+    weights = [
+        dot.signed(f, f.new(f"load {dot.type}, ptr {f.moved('%b', f.op('add', first, v * dot.lanes), 'i32')}, align 4"))
+        for v in range(vectors)
+    ]
+    for r in range(rows):
+        four = f.new(f"load i32, ptr {f.moved(at[r], '%q', 'i32')}, align 1")
+        x = dot.unsigned(f, dot.splat(f, "i32", dot.lanes, f.op("xor", four, "%flip", "i32")))
+        for v in range(vectors):
+            total = dot.add(f, f"%c{r}.{v}", x, weights[v])
+            f.do(f"%n{r}.{v} = add {dot.type} {total}, zeroinitializer")
+    f.do("%q.next = add i64 %q, 1")
+    f.do("%more = icmp ult i64 %q.next, %quads")
+    f.branch("%more", "loop", "end")
+    f.at("end")
+    for r, v in places:
+        f.do(f"store {dot.type} %n{r}.{v}, ptr {f.moved('%acc', r * width + v * dot.lanes, 'i32')}, align 4")
+    return f.done()
+
+
+_ROW = (
+    "ptr {acc}, ptr {y}, ptr {start}, ptr {unit}, ptr {bias}, float {floor}, float {zero}, float {low}, float {high}, "
+    "float {scale}, i64 {n}"
+)
+ROW_ARGUMENTS = _ROW.format(
+    acc="%x", y="%y", start="%start", unit="%unit", bias="%bias", floor="%floor", zero="%zero", low="%low", high="%high",
+    scale="%scale", n="%n",
+).rsplit(", ", 1)[0]  # fmt: skip
+"""Of the functions `hf_row_floats`, `hf_row_bytes` and `hf_row_rounded`, before the number of elements."""
+ROWS = {AS_FLOATS: ("floats", 4), AS_BYTES: ("bytes", 1), AS_ROUNDED: ("rounded", 4)}
+
+
+def _finish(f: _Function, acc: str, y: str, start: str, unit: str, bias: str, n: str) -> None:
+    """One row of sums, as what the table says."""
+    names = {"floor": "floor", "zero": "y_zero", "low": "low", "high": "high", "scale": "y_scale"}
+    told = {name: f.field(field) for name, field in names.items()}
+    given = _ROW.format(acc=acc, y=y, start=start, unit=unit, bias=bias, n=n, **told)
+    kind, end = f.field("result"), f.label()
+    labels = {k: f.label() for k in ROWS}
+    cases = " ".join(f"i64 {k}, label %{labels[k]}" for k in ROWS)
+    f.do(f"switch i64 {kind}, label %{end} [{cases}]")
+    for k, (name, _) in ROWS.items():
+        f.at(labels[k])
+        f.do(f"call void @hf_row_{name}({given})")
+        f.do(f"br label %{end}")
+    f.at(end)
+
+
+def _result_size(f: _Function) -> str:
+    bytes_are_made = f.new(f"icmp eq i64 {f.field('result')}, {AS_BYTES}")
+    return f.new(f"select i1 {bytes_are_made}, i64 1, i64 4")
+
+
+def _gemm_text(target: CpuTarget, heights: Sequence[int]) -> str:
+    """`void gemm(ptr x, i64 lda, ptr y, i64 m, ptr d, ptr start, ptr unit, i32 flip)`"""
+    f = _Function("void @hf_gemm(ptr %x, i64 %lda, ptr %y, i64 %m, ptr %d, ptr %start, ptr %unit, i32 %flip)")
+    widths = panels(target)
+    acc = f.new(f"alloca [{heights[0] * widths[0]} x i32], align 64")
+    columns, weights, bias, size = f.field("columns"), f.field("weights"), f.field("bias"), _result_size(f)
+    quads = f.op("lshr", f.op("add", f.field("inputs"), 3), 2)
+    depth, padded = f.op("shl", quads, 2), f.field("padded")
+
+    def panel(j: str) -> str:
+        left = f.op("sub", padded, j)
+        width = str(widths[-1])
+        for w in reversed(widths[:-1]):
+            width = f.new(f"select i1 {f.new(f'icmp sge i64 {left}, {w}')}, i64 {w}, i64 {width}")
+        real = f.smaller(width, f.op("sub", columns, j))
+        b = f.moved(weights, f.op("mul", j, depth))
+
+        def tile(i: str) -> str:
+            rest, rows = f.op("sub", "%m", i), "1"
+            for h in reversed(heights[:-1]):
+                rows = f.new(f"select i1 {f.new(f'icmp sge i64 {rest}, {h}')}, i64 {h}, i64 {rows}")
+            given = f"ptr {f.moved('%x', f.op('mul', i, '%lda'))}, i64 %lda, ptr {b}, i64 {quads}, i32 %flip, ptr {acc}"
+            code, out = f.op("add", f.op("mul", rows, 1000), width), f.label()
+            labels = {(h, w): f.label() for h in heights for w in widths}
+            cases = " ".join(f"i64 {1000 * h + w}, label %{labels[h, w]}" for h, w in labels)
+            f.do(f"switch i64 {code}, label %{out} [{cases}]")
+            for (h, w), label in labels.items():
+                f.at(label)
+                f.do(f"call void @hf_tile_{h}_{w // target.lanes}({given})")
+                f.do(f"br label %{out}")
+            f.at(out)
+
+            def row(r: str) -> int:
+                place = f.op("add", f.op("mul", f.op("add", i, r), columns), j)
+                sums, y = f.moved(acc, f.op("mul", r, widths[0]), "i32"), f.moved("%y", f.op("mul", place, size))
+                first, unit, shift = f.moved("%start", j, "i32"), f.moved("%unit", j, "float"), f.moved(bias, j, "float")
+                _finish(f, sums, y, first, unit, shift, real)
+                return 1
+
+            f.loop(rows, row)
+            return rows
+
+        f.loop("%m", tile)
+        return width
+
+    f.loop(padded, panel)
+    return f.done()
+
+
+_FLIP = -2139062144
+"""The highest bit of four bytes."""
+
+
+def _layer_text() -> str:
+    """`i64 layer(ptr x, ptr y, i64 m, ptr scratch, ptr d, float scale, i32 zero)`: 0 where the range of floats has no scale.
+
+    The scratch has two words a padded column, and the bytes of floats behind them.
+    """
+    f = _Function("i64 @hf_layer(ptr %x, ptr %y, i64 %m, ptr %scratch, ptr %d, float %scale, i32 %zero)")
+    found = f.new("alloca [2 x float], align 4")
+    rows, start, unit, flip, scale, zero = (f.new(f"alloca {t}") for t in ("ptr", "ptr", "ptr", "i32", "float", "i32"))
+    inputs, padded, source = f.field("inputs"), f.field("padded"), f.field("source")
+    n = f.op("mul", "%m", inputs)
+    behind = f.moved("%scratch", f.op("mul", padded, 8))
+    f.do(f"store ptr %x, ptr {rows}")
+    f.do(f"store ptr {f.field('start')}, ptr {start}")
+    f.do(f"store ptr {f.field('factor')}, ptr {unit}")
+    f.do(f"store i32 0, ptr {flip}")
+    f.do(f"store float %scale, ptr {scale}")
+    f.do(f"store i32 %zero, ptr {zero}")
+    labels = {k: f.label() for k in (SIGNED, STATIC, DYNAMIC, TOLD)}
+    ready, run, refused, good = (f.label() for _ in range(4))
+    cases = " ".join(f"i64 {k}, label %{label}" for k, label in labels.items())
+    f.do(f"switch i64 {source}, label %{run} [{cases}]")
+    f.at(labels[SIGNED])
+    f.do(f"store i32 {_FLIP}, ptr {flip}")
+    f.do(f"br label %{run}")
+    f.at(labels[STATIC])
+    told = f"float {f.field('x_scale')}, float {f.field('x_zero')}, float 0.0, float 255.0"
+    f.do(f"call void @hf_quantize(ptr %x, ptr {behind}, {told}, i64 {n})")
+    f.do(f"store ptr {behind}, ptr {rows}")
+    f.do(f"br label %{run}")
+    f.at(labels[DYNAMIC])
+    ok = f.new(f"call i64 @hf_dynamic(ptr %x, ptr {behind}, ptr {found}, float 0.0, i64 {n})")
+    f.branch(f.new(f"icmp eq i64 {ok}, 0"), refused, good)
+    f.at(good)
+    f.do(f"store ptr {behind}, ptr {rows}")
+    f.do(f"store float {f.new(f'load float, ptr {found}')}, ptr {scale}")
+    second = f.new(f"load float, ptr {f.moved(found, 1, 'float')}")
+    f.do(f"store i32 {f.new(f'fptosi float {second} to i32')}, ptr {zero}")
+    f.do(f"br label %{ready}")
+    f.at(labels[TOLD])
+    f.do(f"store i32 {_FLIP}, ptr {flip}")
+    f.do(f"store i32 {f.op('add', '%zero', 128, 'i32')}, ptr {zero}")
+    f.do(f"br label %{ready}")
+    f.at(ready)
+    units = f.moved("%scratch", padded, "float")
+    told = f"i32 {f.new(f'load i32, ptr {zero}')}, float {f.new(f'load float, ptr {scale}')}"
+    f.do(f"call void @hf_told(ptr {f.field('sums')}, ptr {f.field('factor')}, ptr %scratch, ptr {units}, {told}, i64 {padded})")
+    f.do(f"store ptr %scratch, ptr {start}")
+    f.do(f"store ptr {units}, ptr {unit}")
+    f.do(f"br label %{run}")
+    f.at(run)
+    first, last = f.new(f"load ptr, ptr {start}"), f.new(f"load ptr, ptr {unit}")
+    source_rows, turned = f.new(f"load ptr, ptr {rows}"), f.new(f"load i32, ptr {flip}")
+    columns, size, chunk = f.field("columns"), _result_size(f), _chunk(f, inputs)
+
+    def some(i: str) -> str:
+        x, y = f.moved(source_rows, f.op("mul", i, inputs)), f.moved("%y", f.op("mul", f.op("mul", i, columns), size))
+        many = f.smaller(chunk, f.op("sub", "%m", i))
+        f.do(f"call void @hf_gemm(ptr {x}, i64 {inputs}, ptr {y}, i64 {many}, ptr %d, ptr {first}, ptr {last}, i32 {turned})")
+        return chunk
+
+    f.loop("%m", some)
+    f.do("ret i64 1")
+    f.at(refused)
+    return f.done("i64 0")
+
+
+def _chunk(f: _Function, row: str) -> str:
+    """Rows at a time: a multiple of what a tile has."""
+    return f.larger(24, f.op("mul", f.op("udiv", f.op("udiv", CHUNK_BYTES, row), 24), 24))
+
+
+def _copy_text() -> str:
+    """`void copy(ptr from, ptr to, i64 n)` without reading or writing outside: pieces overlap at the end."""
+    f = _Function("void @hf_copy(ptr %from, ptr %to, i64 %n)")
+    for width in (64, 16, 8, 4):
+        here, smaller = f.label(), f.label()
+        f.branch(f.new(f"icmp uge i64 %n, {width}"), here, smaller)
+        f.at(here)
+        last, kind = f.op("sub", "%n", width), f"<{width} x i8>"
+
+        def piece(i: str, kind: str = kind, width: int = width) -> int:
+            value = f.new(f"load {kind}, ptr {f.moved('%from', i)}, align 1")
+            f.do(f"store {kind} {value}, ptr {f.moved('%to', i)}, align 1")
+            return width
+
+        f.loop(last, piece)
+        piece(last)
+        f.do("ret void")
+        f.at(smaller)
+
+    def single(i: str) -> int:
+        byte = f.new(f"load i8, ptr {f.moved('%from', i)}")
+        f.do(f"store i8 {byte}, ptr {f.moved('%to', i)}")
+        return 1
+
+    f.loop("%n", single)
+    return f.done()
+
+
+def _fill_text() -> str:
+    f = _Function("void @hf_fill(ptr %to, i8 %value, i64 %n)")
+
+    def single(i: str) -> int:
+        f.do(f"store i8 %value, ptr {f.moved('%to', i)}")
+        return 1
+
+    f.loop("%n", single)
+    return f.done()
+
+
+_IMAGE = "i64 %height, i64 %width, i64 %rows, i64 %columns"
+
+
+def _conv_text() -> str:
+    """`void conv(ptr x, ptr y, i64 pixels, ptr scratch, ptr d, i64 height, i64 width, i64 rows, i64 columns)`: of images with
+    channels innermost, to so many rows and columns of pixels each."""
+    f = _Function(f"void @hf_conv(ptr %x, ptr %y, i64 %pixels, ptr %scratch, ptr %d, {_IMAGE})")
+    inputs, start, unit = f.field("inputs"), f.field("start"), f.field("factor")
+    channels, size, out = f.field("channels"), _result_size(f), f.field("columns")
+    signed = f.new(f"icmp eq i64 {f.field('source')}, {SIGNED}")
+    flip = f.new(f"select i1 {signed}, i32 {_FLIP}, i32 0")
+    border = f.new(f"fptosi float {f.field('x_zero')} to i32")
+    pad = f.new(f"trunc i32 {border} to i8")
+    chunk, plane = _chunk(f, inputs), f.op("mul", "%rows", "%columns")
+    taps_y, taps_x = f.field("kernel_y"), f.field("kernel_x")
+    dilation_x = f.field("dilation_x")
+    run = f.op("mul", taps_x, channels)
+    dense = f.new(f"icmp eq i64 {dilation_x}, 1")
+
+    def some(first: str) -> str:
+        many = f.smaller(chunk, f.op("sub", "%pixels", first))
+        last = f.op("add", first, many)
+
+        def pixel(p: str) -> int:
+            image, inner = f.op("udiv", p, plane), f.op("urem", p, plane)
+            oy, ox = f.op("udiv", inner, "%columns"), f.op("urem", inner, "%columns")
+            top = f.op("sub", f.op("mul", oy, f.field("stride_y")), f.field("pad_y"))
+            left = f.op("sub", f.op("mul", ox, f.field("stride_x")), f.field("pad_x"))
+            row = f.moved("%scratch", f.op("mul", f.op("sub", p, first), inputs))
+            lines = f.op("mul", image, "%height")
+            last_x = f.op("add", left, f.op("sub", taps_x, 1))
+            in_left, in_right = f.new(f"icmp sge i64 {left}, 0"), f.new(f"icmp slt i64 {last_x}, %width")
+            whole = f.op("and", dense, f.op("and", in_left, in_right, "i1"), "i1")
+
+            def line(ky: str) -> int:
+                iy = f.op("add", top, f.op("mul", ky, f.field("dilation_y")))
+                to = f.moved(row, f.op("mul", ky, run))
+                inside = f.op("and", f.new(f"icmp sge i64 {iy}, 0"), f.new(f"icmp slt i64 {iy}, %height"), "i1")
+                base = f.op("mul", f.op("add", lines, iy), "%width")
+
+                def at_x(ix: str) -> str:
+                    return f.moved("%x", f.op("mul", f.op("add", base, ix), channels))
+
+                def tap(kx: str) -> int:
+                    ix = f.op("add", left, f.op("mul", kx, dilation_x))
+                    here = f.op("and", f.new(f"icmp sge i64 {ix}, 0"), f.new(f"icmp slt i64 {ix}, %width"), "i1")
+                    at = f.moved(to, f.op("mul", kx, channels))
+                    f.when(
+                        here,
+                        lambda: f.do(f"call void @hf_copy(ptr {at_x(ix)}, ptr {at}, i64 {channels})"),
+                        lambda: f.do(f"call void @hf_fill(ptr {at}, i8 {pad}, i64 {channels})"),
+                    )
+                    return 1
+
+                f.when(
+                    inside,
+                    lambda: f.when(
+                        whole,
+                        lambda: f.do(f"call void @hf_copy(ptr {at_x(left)}, ptr {to}, i64 {run})"),
+                        lambda: f.loop(taps_x, tap),
+                    ),
+                    lambda: f.do(f"call void @hf_fill(ptr {to}, i8 {pad}, i64 {run})"),
+                )
+                return 1
+
+            f.loop(taps_y, line)
+            return 1
+
+        f.loop(last, pixel, first)
+        y = f.moved("%y", f.op("mul", f.op("mul", first, out), size))
+        f.do(f"call void @hf_gemm(ptr %scratch, i64 {inputs}, ptr {y}, i64 {many}, ptr %d, ptr {start}, ptr {unit}, i32 {flip})")
+        return chunk
+
+    f.loop("%pixels", some)
+    return f.done()
+
+
+def _depthwise_text() -> str:
+    """`void depthwise(ptr x, ptr y, i64 pixels, ptr scratch, ptr d, …)`: the table's weights are taps by channels, signed bytes."""
+    f = _Function(f"void @hf_depthwise(ptr %x, ptr %y, i64 %pixels, ptr %scratch, ptr %d, {_IMAGE})")
+    channels, size, weights = f.field("channels"), _result_size(f), f.field("weights")
+    signed = f.new(f"icmp eq i64 {f.field('source')}, {SIGNED}")
+    flip = f.new(f"select i1 {signed}, i32 128, i32 0")
+    border = f.new(f"fptosi float {f.field('x_zero')} to i32")
+    plane, taps_y, taps_x = f.op("mul", "%rows", "%columns"), f.field("kernel_y"), f.field("kernel_x")
+    zero = f.op("xor", f.op("and", border, 255, "i32"), flip, "i32")
+    start, unit, bias = f.field("start"), f.field("factor"), f.field("bias")
+
+    def pixel(p: str) -> int:
+        image, inner = f.op("udiv", p, plane), f.op("urem", p, plane)
+        oy, ox = f.op("udiv", inner, "%columns"), f.op("urem", inner, "%columns")
+        top = f.op("sub", f.op("mul", oy, f.field("stride_y")), f.field("pad_y"))
+        left = f.op("sub", f.op("mul", ox, f.field("stride_x")), f.field("pad_x"))
+        lines = f.op("mul", image, "%height")
+        f.do(f"call void @hf_zeros(ptr %scratch, ptr %scratch, i64 {channels})")
+
+        def line(ky: str) -> int:
+            iy = f.op("add", top, f.op("mul", ky, f.field("dilation_y")))
+            inside = f.op("and", f.new(f"icmp sge i64 {iy}, 0"), f.new(f"icmp slt i64 {iy}, %height"), "i1")
+            base = f.op("mul", f.op("add", lines, iy), "%width")
+
+            def tap(kx: str) -> int:
+                ix = f.op("add", left, f.op("mul", kx, f.field("dilation_x")))
+                here = f.op("and", f.new(f"icmp sge i64 {ix}, 0"), f.new(f"icmp slt i64 {ix}, %width"), "i1")
+
+                def add() -> None:
+                    at = f.moved("%x", f.op("mul", f.op("add", base, ix), channels))
+                    w = f.moved(weights, f.op("mul", f.op("add", f.op("mul", ky, taps_x), kx), channels))
+                    f.do(f"call void @hf_tap(ptr {at}, ptr {w}, ptr %scratch, i32 {flip}, i32 {zero}, i64 {channels})")
+
+                f.when(here, add)
+                return 1
+
+            f.when(inside, lambda: f.loop(taps_x, tap))
+            return 1
+
+        f.loop(taps_y, line)
+        y = f.moved("%y", f.op("mul", f.op("mul", p, channels), size))
+        _finish(f, "%scratch", y, start, unit, bias, channels)
+        return 1
+
+    f.loop("%pixels", pixel)
+    return f.done()
+
+
+def text(target: CpuTarget) -> str:
+    """The functions; those that go through one row are written by `byte_kernels`."""
+    dot = _Dot(target)
+    heights = (6, 2, 1) if target.name == "avx512" else (4, 2, 1)
+    widths = panels(target)
+    tiles = [_tile_text(dot, h, w // target.lanes, widths[0]) for h in heights for w in widths]
+    return "\n".join((
+        dot.declared, "declare i64 @llvm.smin.i64(i64, i64)", "declare i64 @llvm.smax.i64(i64, i64)", *tiles,
+        _gemm_text(target, heights), _layer_text(), _copy_text(), _fill_text(), _conv_text(), _depthwise_text(),
+    ))  # fmt: skip
