@@ -14,11 +14,12 @@ Weights lie in panels of columns, four bytes of a column side by side (`packed`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from hotfuse.native.byte_text import ByteDot, FunctionText
 from hotfuse.native.target import CpuTarget
 
 FIELDS = (
@@ -85,130 +86,18 @@ class LayerTable:
         self.address = self.words.data_ptr()
 
 
-class _Function:
-    """Text of a function, line by line."""
-
-    def __init__(self, head: str) -> None:
-        self.lines, self._count = [f"define {head} {{", "entry:"], 0
-
-    def new(self, right: str) -> str:
-        self._count += 1
-        name = f"%v{self._count}"
-        self.lines.append(f"  {name} = {right}")
-        return name
-
-    def do(self, line: str) -> None:
-        self.lines.append(f"  {line}")
-
-    def label(self) -> str:
-        self._count += 1
-        return f"l{self._count}"
-
-    def at(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-
-    def branch(self, mask: str, yes: str, no: str) -> None:
-        self.do(f"br i1 {mask}, label %{yes}, label %{no}")
-
-    def op(self, name: str, a: str | int, b: str | int, type: str = "i64") -> str:
-        return self.new(f"{name} {type} {a}, {b}")
-
-    def moved(self, base: str, by: str | int, element: str = "i8") -> str:
-        return self.new(f"getelementptr {element}, ptr {base}, i64 {by}")
-
-    def field(self, name: str) -> str:
-        """Of the table `%d`."""
-        kind = "float" if name in FLOATS else "ptr" if name in ("weights", "start", "sums", "factor", "bias") else "i64"
-        return self.new(f"load {kind}, ptr {self.moved('%d', FIELDS.index(name), 'i64')}")
-
-    def smaller(self, a: str | int, b: str | int) -> str:
-        return self.new(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
-
-    def larger(self, a: str | int, b: str | int) -> str:
-        return self.new(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
-
-    def loop(self, until: str, body: Callable[[str], str | int], start: str | int = 0) -> None:
-        """`body` is given the count and says by how much it grows."""
-        before, head, inside, after, end = (self.label() for _ in range(5))
-        now, following = f"%i{self._count}", f"%i{self._count}.next"
-        self.do(f"br label %{before}")
-        self.at(before)
-        self.do(f"br label %{head}")
-        self.at(head)
-        self.do(f"{now} = phi i64 [{start}, %{before}], [{following}, %{after}]")
-        self.branch(self.new(f"icmp slt i64 {now}, {until}"), inside, end)
-        self.at(inside)
-        step = body(now)
-        self.do(f"br label %{after}")
-        self.at(after)
-        self.do(f"{following} = add i64 {now}, {step}")
-        self.do(f"br label %{head}")
-        self.at(end)
-
-    def when(self, mask: str, yes: Callable[[], None], no: Callable[[], None] | None = None) -> None:
-        first, second, end = self.label(), self.label(), self.label()
-        self.branch(mask, first, second if no is not None else end)
-        self.at(first)
-        yes()
-        self.do(f"br label %{end}")
-        if no is not None:
-            self.at(second)
-            no()
-            self.do(f"br label %{end}")
-        self.at(end)
-
-    def done(self, result: str = "void") -> str:
-        self.do(f"ret {result}")
-        return "\n".join((*self.lines, "}", ""))
+_ADDRESSES = frozenset({"weights", "start", "sums", "factor", "bias"})
 
 
-class _Dot:
-    """Sums of four products of bytes to a 32-bit lane, as a target has them."""
-
-    def __init__(self, target: CpuTarget) -> None:
-        self.lanes, self.fast = target.lanes, target.dots_bytes
-        self.type, self.raw, self.half = f"<{self.lanes} x i32>", f"<{4 * self.lanes} x i8>", f"<{2 * self.lanes} x i16>"
-        if self.fast:
-            self.name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
-            self.declared = f"declare {self.type} @{self.name}({self.type}, {self.raw}, {self.raw})"
-        else:
-            self.name = "llvm.x86.avx512.pmaddw.d.512" if target.name == "avx512" else "llvm.x86.avx2.pmadd.wd"
-            self.declared = f"declare {self.type} @{self.name}({self.half}, {self.half})"
-
-    def splat(self, f: _Function, type: str, count: int, value: str) -> str:
-        one = f.new(f"insertelement <{count} x {type}> poison, {type} {value}, i64 0")
-        return f.new(f"shufflevector <{count} x {type}> {one}, <{count} x {type}> poison, <{count} x i32> zeroinitializer")
-
-    def unsigned(self, f: _Function, x: str) -> tuple[str, ...]:
-        """Lanes of unsigned bytes, as `add` wants them."""
-        if self.fast:
-            return (f.new(f"bitcast {self.type} {x} to {self.raw}"),)
-        mask = self.splat(f, "i32", self.lanes, "16711935")
-        low = f.new(f"and {self.type} {x}, {mask}")
-        moved = f.new(f"lshr {self.type} {x}, {self.splat(f, 'i32', self.lanes, '8')}")
-        high = f.new(f"and {self.type} {moved}, {mask}")
-        return tuple(f.new(f"bitcast {self.type} {v} to {self.half}") for v in (low, high))
-
-    def signed(self, f: _Function, x: str) -> tuple[str, ...]:
-        if self.fast:
-            return (f.new(f"bitcast {self.type} {x} to {self.raw}"),)
-        pairs = f.new(f"bitcast {self.type} {x} to {self.half}")
-        eight = self.splat(f, "i16", 2 * self.lanes, "8")
-        up = f.new(f"shl {self.half} {pairs}, {eight}")
-        return tuple(f.new(f"ashr {self.half} {v}, {eight}") for v in (up, pairs))
-
-    def add(self, f: _Function, total: str, x: tuple[str, ...], w: tuple[str, ...]) -> str:
-        if self.fast:
-            return f.new(f"call {self.type} @{self.name}({self.type} {total}, {self.raw} {x[0]}, {self.raw} {w[0]})")
-        for a, b in zip(x, w, strict=True):
-            more = f.new(f"call {self.type} @{self.name}({self.half} {a}, {self.half} {b})")
-            total = f.new(f"add {self.type} {total}, {more}")
-        return total
+def _field(f: FunctionText, name: str) -> str:
+    """Of the table `%d`."""
+    kind = "float" if name in FLOATS else "ptr" if name in _ADDRESSES else "i64"
+    return f.new(f"load {kind}, ptr {f.moved('%d', FIELDS.index(name), 'i64')}")
 
 
-def _tile_text(dot: _Dot, rows: int, vectors: int, width: int) -> str:
+def _tile_text(dot: ByteDot, rows: int, vectors: int, width: int) -> str:
     """`void tile(ptr a, i64 lda, ptr b, i64 quads, i32 flip, ptr acc)`: sums of some rows and a panel's columns."""
-    f = _Function(f"void @hf_tile_{rows}_{vectors}(ptr %a, i64 %lda, ptr %b, i64 %quads, i32 %flip, ptr %acc)")
+    f = FunctionText(f"void @hf_tile_{rows}_{vectors}(ptr %a, i64 %lda, ptr %b, i64 %quads, i32 %flip, ptr %acc)")
     at, places = ["%a"], [(r, v) for r in range(rows) for v in range(vectors)]
     for _ in range(rows - 1):
         at.append(f.moved(at[-1], "%lda"))
@@ -249,12 +138,12 @@ ROW_ARGUMENTS = _ROW.format(
 ROWS = {AS_FLOATS: ("floats", 4), AS_BYTES: ("bytes", 1), AS_ROUNDED: ("rounded", 4)}
 
 
-def _finish(f: _Function, acc: str, y: str, start: str, unit: str, bias: str, n: str) -> None:
+def _finish(f: FunctionText, acc: str, y: str, start: str, unit: str, bias: str, n: str) -> None:
     """One row of sums, as what the table says."""
     names = {"floor": "floor", "zero": "y_zero", "low": "low", "high": "high", "scale": "y_scale"}
-    told = {name: f.field(field) for name, field in names.items()}
+    told = {name: _field(f, field) for name, field in names.items()}
     given = _ROW.format(acc=acc, y=y, start=start, unit=unit, bias=bias, n=n, **told)
-    kind, end = f.field("result"), f.label()
+    kind, end = _field(f, "result"), f.label()
     labels = {k: f.label() for k in ROWS}
     cases = " ".join(f"i64 {k}, label %{labels[k]}" for k in ROWS)
     f.do(f"switch i64 {kind}, label %{end} [{cases}]")
@@ -265,19 +154,19 @@ def _finish(f: _Function, acc: str, y: str, start: str, unit: str, bias: str, n:
     f.at(end)
 
 
-def _result_size(f: _Function) -> str:
-    bytes_are_made = f.new(f"icmp eq i64 {f.field('result')}, {AS_BYTES}")
+def _result_size(f: FunctionText) -> str:
+    bytes_are_made = f.new(f"icmp eq i64 {_field(f, 'result')}, {AS_BYTES}")
     return f.new(f"select i1 {bytes_are_made}, i64 1, i64 4")
 
 
 def _gemm_text(target: CpuTarget, heights: Sequence[int]) -> str:
     """`void gemm(ptr x, i64 lda, ptr y, i64 m, ptr d, ptr start, ptr unit, i32 flip)`"""
-    f = _Function("void @hf_gemm(ptr %x, i64 %lda, ptr %y, i64 %m, ptr %d, ptr %start, ptr %unit, i32 %flip)")
+    f = FunctionText("void @hf_gemm(ptr %x, i64 %lda, ptr %y, i64 %m, ptr %d, ptr %start, ptr %unit, i32 %flip)")
     widths = panels(target)
     acc = f.new(f"alloca [{heights[0] * widths[0]} x i32], align 64")
-    columns, weights, bias, size = f.field("columns"), f.field("weights"), f.field("bias"), _result_size(f)
-    quads = f.op("lshr", f.op("add", f.field("inputs"), 3), 2)
-    depth, padded = f.op("shl", quads, 2), f.field("padded")
+    columns, weights, bias, size = _field(f, "columns"), _field(f, "weights"), _field(f, "bias"), _result_size(f)
+    quads = f.op("lshr", f.op("add", _field(f, "inputs"), 3), 2)
+    depth, padded = f.op("shl", quads, 2), _field(f, "padded")
 
     def panel(j: str) -> str:
         left = f.op("sub", padded, j)
@@ -328,15 +217,15 @@ def _layer_text() -> str:
 
     The scratch has two words a padded column, and the bytes of floats behind them.
     """
-    f = _Function("i64 @hf_layer(ptr %x, ptr %y, i64 %m, ptr %scratch, ptr %d, float %scale, i32 %zero)")
+    f = FunctionText("i64 @hf_layer(ptr %x, ptr %y, i64 %m, ptr %scratch, ptr %d, float %scale, i32 %zero)")
     found = f.new("alloca [2 x float], align 4")
     rows, start, unit, flip, scale, zero = (f.new(f"alloca {t}") for t in ("ptr", "ptr", "ptr", "i32", "float", "i32"))
-    inputs, padded, source = f.field("inputs"), f.field("padded"), f.field("source")
+    inputs, padded, source = _field(f, "inputs"), _field(f, "padded"), _field(f, "source")
     n = f.op("mul", "%m", inputs)
     behind = f.moved("%scratch", f.op("mul", padded, 8))
     f.do(f"store ptr %x, ptr {rows}")
-    f.do(f"store ptr {f.field('start')}, ptr {start}")
-    f.do(f"store ptr {f.field('factor')}, ptr {unit}")
+    f.do(f"store ptr {_field(f, 'start')}, ptr {start}")
+    f.do(f"store ptr {_field(f, 'factor')}, ptr {unit}")
     f.do(f"store i32 0, ptr {flip}")
     f.do(f"store float %scale, ptr {scale}")
     f.do(f"store i32 %zero, ptr {zero}")
@@ -348,7 +237,7 @@ def _layer_text() -> str:
     f.do(f"store i32 {_FLIP}, ptr {flip}")
     f.do(f"br label %{run}")
     f.at(labels[STATIC])
-    told = f"float {f.field('x_scale')}, float {f.field('x_zero')}, float 0.0, float 255.0"
+    told = f"float {_field(f, 'x_scale')}, float {_field(f, 'x_zero')}, float 0.0, float 255.0"
     f.do(f"call void @hf_quantize(ptr %x, ptr {behind}, {told}, i64 {n})")
     f.do(f"store ptr {behind}, ptr {rows}")
     f.do(f"br label %{run}")
@@ -368,14 +257,14 @@ def _layer_text() -> str:
     f.at(ready)
     units = f.moved("%scratch", padded, "float")
     told = f"i32 {f.new(f'load i32, ptr {zero}')}, float {f.new(f'load float, ptr {scale}')}"
-    f.do(f"call void @hf_told(ptr {f.field('sums')}, ptr {f.field('factor')}, ptr %scratch, ptr {units}, {told}, i64 {padded})")
+    f.do(f"call void @hf_told(ptr {_field(f, 'sums')}, ptr {_field(f, 'factor')}, ptr %scratch, ptr {units}, {told}, i64 {padded})")
     f.do(f"store ptr %scratch, ptr {start}")
     f.do(f"store ptr {units}, ptr {unit}")
     f.do(f"br label %{run}")
     f.at(run)
     first, last = f.new(f"load ptr, ptr {start}"), f.new(f"load ptr, ptr {unit}")
     source_rows, turned = f.new(f"load ptr, ptr {rows}"), f.new(f"load i32, ptr {flip}")
-    columns, size, chunk = f.field("columns"), _result_size(f), _chunk(f, inputs)
+    columns, size, chunk = _field(f, "columns"), _result_size(f), _chunk(f, inputs)
 
     def some(i: str) -> str:
         x, y = f.moved(source_rows, f.op("mul", i, inputs)), f.moved("%y", f.op("mul", f.op("mul", i, columns), size))
@@ -389,14 +278,14 @@ def _layer_text() -> str:
     return f.done("i64 0")
 
 
-def _chunk(f: _Function, row: str) -> str:
+def _chunk(f: FunctionText, row: str) -> str:
     """Rows at a time: a multiple of what a tile has."""
     return f.larger(24, f.op("mul", f.op("udiv", f.op("udiv", CHUNK_BYTES, row), 24), 24))
 
 
 def _copy_text() -> str:
     """`void copy(ptr from, ptr to, i64 n)` without reading or writing outside: pieces overlap at the end."""
-    f = _Function("void @hf_copy(ptr %from, ptr %to, i64 %n)")
+    f = FunctionText("void @hf_copy(ptr %from, ptr %to, i64 %n)")
     for width in (64, 16, 8, 4):
         here, smaller = f.label(), f.label()
         f.branch(f.new(f"icmp uge i64 %n, {width}"), here, smaller)
@@ -423,7 +312,7 @@ def _copy_text() -> str:
 
 
 def _fill_text() -> str:
-    f = _Function("void @hf_fill(ptr %to, i8 %value, i64 %n)")
+    f = FunctionText("void @hf_fill(ptr %to, i8 %value, i64 %n)")
 
     def single(i: str) -> int:
         f.do(f"store i8 %value, ptr {f.moved('%to', i)}")
@@ -439,16 +328,16 @@ _IMAGE = "i64 %height, i64 %width, i64 %rows, i64 %columns"
 def _conv_text() -> str:
     """`void conv(ptr x, ptr y, i64 pixels, ptr scratch, ptr d, i64 height, i64 width, i64 rows, i64 columns)`: of images with
     channels innermost, to so many rows and columns of pixels each."""
-    f = _Function(f"void @hf_conv(ptr %x, ptr %y, i64 %pixels, ptr %scratch, ptr %d, {_IMAGE})")
-    inputs, start, unit = f.field("inputs"), f.field("start"), f.field("factor")
-    channels, size, out = f.field("channels"), _result_size(f), f.field("columns")
-    signed = f.new(f"icmp eq i64 {f.field('source')}, {SIGNED}")
+    f = FunctionText(f"void @hf_conv(ptr %x, ptr %y, i64 %pixels, ptr %scratch, ptr %d, {_IMAGE})")
+    inputs, start, unit = _field(f, "inputs"), _field(f, "start"), _field(f, "factor")
+    channels, size, out = _field(f, "channels"), _result_size(f), _field(f, "columns")
+    signed = f.new(f"icmp eq i64 {_field(f, 'source')}, {SIGNED}")
     flip = f.new(f"select i1 {signed}, i32 {_FLIP}, i32 0")
-    border = f.new(f"fptosi float {f.field('x_zero')} to i32")
+    border = f.new(f"fptosi float {_field(f, 'x_zero')} to i32")
     pad = f.new(f"trunc i32 {border} to i8")
     chunk, plane = _chunk(f, inputs), f.op("mul", "%rows", "%columns")
-    taps_y, taps_x = f.field("kernel_y"), f.field("kernel_x")
-    dilation_x = f.field("dilation_x")
+    taps_y, taps_x = _field(f, "kernel_y"), _field(f, "kernel_x")
+    dilation_x = _field(f, "dilation_x")
     run = f.op("mul", taps_x, channels)
     dense = f.new(f"icmp eq i64 {dilation_x}, 1")
 
@@ -459,8 +348,8 @@ def _conv_text() -> str:
         def pixel(p: str) -> int:
             image, inner = f.op("udiv", p, plane), f.op("urem", p, plane)
             oy, ox = f.op("udiv", inner, "%columns"), f.op("urem", inner, "%columns")
-            top = f.op("sub", f.op("mul", oy, f.field("stride_y")), f.field("pad_y"))
-            left = f.op("sub", f.op("mul", ox, f.field("stride_x")), f.field("pad_x"))
+            top = f.op("sub", f.op("mul", oy, _field(f, "stride_y")), _field(f, "pad_y"))
+            left = f.op("sub", f.op("mul", ox, _field(f, "stride_x")), _field(f, "pad_x"))
             row = f.moved("%scratch", f.op("mul", f.op("sub", p, first), inputs))
             lines = f.op("mul", image, "%height")
             last_x = f.op("add", left, f.op("sub", taps_x, 1))
@@ -468,7 +357,7 @@ def _conv_text() -> str:
             whole = f.op("and", dense, f.op("and", in_left, in_right, "i1"), "i1")
 
             def line(ky: str) -> int:
-                iy = f.op("add", top, f.op("mul", ky, f.field("dilation_y")))
+                iy = f.op("add", top, f.op("mul", ky, _field(f, "dilation_y")))
                 to = f.moved(row, f.op("mul", ky, run))
                 inside = f.op("and", f.new(f"icmp sge i64 {iy}, 0"), f.new(f"icmp slt i64 {iy}, %height"), "i1")
                 base = f.op("mul", f.op("add", lines, iy), "%width")
@@ -512,30 +401,30 @@ def _conv_text() -> str:
 
 def _depthwise_text() -> str:
     """`void depthwise(ptr x, ptr y, i64 pixels, ptr scratch, ptr d, …)`: the table's weights are taps by channels, signed bytes."""
-    f = _Function(f"void @hf_depthwise(ptr %x, ptr %y, i64 %pixels, ptr %scratch, ptr %d, {_IMAGE})")
-    channels, size, weights = f.field("channels"), _result_size(f), f.field("weights")
-    signed = f.new(f"icmp eq i64 {f.field('source')}, {SIGNED}")
+    f = FunctionText(f"void @hf_depthwise(ptr %x, ptr %y, i64 %pixels, ptr %scratch, ptr %d, {_IMAGE})")
+    channels, size, weights = _field(f, "channels"), _result_size(f), _field(f, "weights")
+    signed = f.new(f"icmp eq i64 {_field(f, 'source')}, {SIGNED}")
     flip = f.new(f"select i1 {signed}, i32 128, i32 0")
-    border = f.new(f"fptosi float {f.field('x_zero')} to i32")
-    plane, taps_y, taps_x = f.op("mul", "%rows", "%columns"), f.field("kernel_y"), f.field("kernel_x")
+    border = f.new(f"fptosi float {_field(f, 'x_zero')} to i32")
+    plane, taps_y, taps_x = f.op("mul", "%rows", "%columns"), _field(f, "kernel_y"), _field(f, "kernel_x")
     zero = f.op("xor", f.op("and", border, 255, "i32"), flip, "i32")
-    start, unit, bias = f.field("start"), f.field("factor"), f.field("bias")
+    start, unit, bias = _field(f, "start"), _field(f, "factor"), _field(f, "bias")
 
     def pixel(p: str) -> int:
         image, inner = f.op("udiv", p, plane), f.op("urem", p, plane)
         oy, ox = f.op("udiv", inner, "%columns"), f.op("urem", inner, "%columns")
-        top = f.op("sub", f.op("mul", oy, f.field("stride_y")), f.field("pad_y"))
-        left = f.op("sub", f.op("mul", ox, f.field("stride_x")), f.field("pad_x"))
+        top = f.op("sub", f.op("mul", oy, _field(f, "stride_y")), _field(f, "pad_y"))
+        left = f.op("sub", f.op("mul", ox, _field(f, "stride_x")), _field(f, "pad_x"))
         lines = f.op("mul", image, "%height")
         f.do(f"call void @hf_zeros(ptr %scratch, ptr %scratch, i64 {channels})")
 
         def line(ky: str) -> int:
-            iy = f.op("add", top, f.op("mul", ky, f.field("dilation_y")))
+            iy = f.op("add", top, f.op("mul", ky, _field(f, "dilation_y")))
             inside = f.op("and", f.new(f"icmp sge i64 {iy}, 0"), f.new(f"icmp slt i64 {iy}, %height"), "i1")
             base = f.op("mul", f.op("add", lines, iy), "%width")
 
             def tap(kx: str) -> int:
-                ix = f.op("add", left, f.op("mul", kx, f.field("dilation_x")))
+                ix = f.op("add", left, f.op("mul", kx, _field(f, "dilation_x")))
                 here = f.op("and", f.new(f"icmp sge i64 {ix}, 0"), f.new(f"icmp slt i64 {ix}, %width"), "i1")
 
                 def add() -> None:
@@ -560,7 +449,7 @@ def _depthwise_text() -> str:
 
 def text(target: CpuTarget) -> str:
     """The functions; those that go through one row are written by `byte_kernels`."""
-    dot = _Dot(target)
+    dot = ByteDot(target)
     heights = (6, 2, 1) if target.name == "avx512" else (4, 2, 1)
     widths = panels(target)
     tiles = [_tile_text(dot, h, w // target.lanes, widths[0]) for h in heights for w in widths]
