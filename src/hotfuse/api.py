@@ -108,7 +108,14 @@ class TorchModel:
         for name, t in weights:
             if id(t) not in known or t.layout is not torch.strided:
                 raise CaptureError("not all weights can be watched", because=f"{name} is a {type(t).__name__}, {t.layout}")
-        return ModelGuard(held.modules, held.tensors, [self.target])
+        return self._guard(held.modules, held.tensors)
+
+    def _guard(self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor]) -> ModelGuard:
+        """What notices changes; raises CaptureError where the model's code reads what no guard can watch."""
+        guard = ModelGuard(modules, tensors, [self.target])
+        if guard.blind:
+            raise CaptureError("the model's code reads what cannot be watched", because=guard.blind)
+        return guard
 
     def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
         """The graph of an earlier process for calls like these, bound to the live tensors; None where there is none, or where
@@ -138,7 +145,7 @@ class TorchModel:
         """Pickle the model as it is now; raises CaptureError where it cannot be sent."""
         with _SHIPPING:
             shipment = ship(self.target, spec)
-        watch = ModelGuard(shipment.modules, shipment.tensors, [self.target])
+        watch = self._guard(shipment.modules, shipment.tensors)
         return PackedModel(spec, shipment, watch, self._at())  # named behind the watch, which shows whatever changes from here on
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
@@ -173,7 +180,7 @@ class TorchModel:
     def _capture_in_place(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None], because: str) -> Capture:
         """Capture a model that cannot be sent: in a fork made for it, or else in this process, in turns with calls."""
         held = hold(self.target, spec)
-        watch = ModelGuard(held.modules, held.tensors, [self.target])
+        watch = self._guard(held.modules, held.tensors)
         watching(watch)
         refuse_hooks(held.modules)
         number = keep(held)

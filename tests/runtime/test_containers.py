@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
+import os
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +17,7 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.runtime.plans import MOST_SHORT_LIVED
-from hotfuse.runtime.weights.containers import MAX_CONTAINERS, MAX_ENTRIES, containers, names_in_code
+from hotfuse.runtime.weights.containers import MAX_CONTAINERS, MAX_ENTRIES, reads
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -57,13 +61,158 @@ CHANGES: dict[str, Callable[[Reads], Any]] = {
 }
 
 
+SHIFT = 1.0
+SETTINGS = types.ModuleType("settings_of_a_program")
+LEVEL: contextvars.ContextVar[float] = contextvars.ContextVar("LEVEL", default=1.0)
+
+
+def helper(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return x * factor + SHIFT
+
+
+def from_environment() -> float:
+    return float(os.getenv("OF_A_STRANGER", "1"))
+
+
+def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    def around(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    return around
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+class Activation:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(x)
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Beside(nn.Module):
+    """What it reads is in none of its attributes, or in some that are no dicts or lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.slotted, self.flags, self.table, self.activation = Slotted(), {"a"}, np.ones(8, dtype=np.float32), Activation()
+        self.options = {"behind a decorator": 1.0}
+
+    @decorated
+    def forward(self, x: torch.Tensor, scale: float = 2.0, *, shift: float = 1.0) -> torch.Tensor:
+        x = helper(self.linear(x)) * scale + shift + from_environment() + SETTINGS.scale + self.slotted.scale
+        x = self.activation(x + self.options["behind a decorator"]) * torch.from_numpy(self.table) * LEVEL.get()
+        return torch.nn.functional.relu(x) if "b" in self.flags else x
+
+
+FORWARD = Beside.forward.__closure__[0].cell_contents
+
+
+def other(self: Any, x: torch.Tensor, scale: float = 2.0, *, shift: float = 1.0) -> torch.Tensor:
+    return x * scale + shift
+
+
+BESIDE: dict[str, Callable[[Any], Any]] = {
+    "defaults": lambda _: setattr(FORWARD, "__defaults__", (3.0,)),
+    "defaults by name": lambda _: setattr(FORWARD, "__kwdefaults__", {"shift": 3.0}),
+    "one default by name": lambda _: FORWARD.__kwdefaults__.update(shift=4.0),
+    "code": lambda _: setattr(FORWARD, "__code__", other.__code__),
+    "a helper's defaults": lambda _: setattr(helper, "__defaults__", (5.0,)),
+    "a variable of a helper": lambda _: globals().update(SHIFT=7.0),
+    "a variable of a module": lambda _: setattr(SETTINGS, "scale", 3.0),
+    "the environment": lambda _: os.environ.update(OF_A_STRANGER="4"),
+    "a slot": lambda m: setattr(m.slotted, "scale", 3.0),
+    "a set": lambda m: m.flags.add("b"),
+    "an array": lambda m: m.table.fill(3.0),
+    "a context variable": lambda _: LEVEL.set(2.0),
+    "a method of an object": lambda _: setattr(Activation, "scaled", lambda self, x: x * 5),  # pyright: ignore
+    "an option behind a decorator": lambda m: m.options.update({"behind a decorator": 9.0}),
+    "a function of a library": lambda _: setattr(torch, "from_numpy", lambda x: torch.tensor(x) * 2),  # pyright: ignore
+}
+
+
 @pytest.fixture(autouse=True)
 def globals_as_they_were() -> Any:
-    methods = Reads.helped, Reads.forward, nn.Linear.forward
+    methods = Reads.helped, Reads.forward, nn.Linear.forward, Activation.scaled, torch.from_numpy
+    function = FORWARD.__code__, FORWARD.__defaults__, helper.__defaults__
+    SETTINGS.scale = 2.0
     yield
-    Reads.helped, Reads.forward, nn.Linear.forward = methods
-    OPTIONS["scale"] = 2.0
+    Reads.helped, Reads.forward, nn.Linear.forward, Activation.scaled, torch.from_numpy = methods
+    FORWARD.__code__, FORWARD.__defaults__, helper.__defaults__ = function
+    FORWARD.__kwdefaults__ = {"shift": 1.0}
+    OPTIONS["scale"], SETTINGS.scale = 2.0, 2.0
+    globals()["SHIFT"] = 1.0
+    LEVEL.set(1.0)
+    os.environ.pop("OF_A_STRANGER", None)
     del STEPS[1:]
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("how", BESIDE)
+def test_a_guard_sees_what_is_read_beside(how: str, native: bool) -> None:
+    model, x = Beside(), torch.randn(3, 8)
+    guard = ModelGuard(list(model.modules()), list(model.parameters()))
+    if native:
+        guard.harden()
+        assert guard.stats()["native"], guard.stats()["why_not"]
+        assert guard.unchanged()
+    assert guard.check() is WeightChange.NONE and not guard.blind and not guard.difference()
+    before = model(x)
+    BESIDE[how](model)
+    assert how == "a set" or not torch.equal(model(x), before)
+    assert guard.check() is WeightChange.MODEL and guard.difference()
+    assert not native or not guard.unchanged()
+
+
+@pytest.mark.parametrize("how", ["one default by name", "a variable of a helper", "the environment", "a slot"])
+def test_what_a_model_reads_beside_has_changed(how: str) -> None:
+    model, x = Beside().eval(), torch.randn(3, 8)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(12):
+            fast(x)
+        assert fast.wait(60) and fast.stats()["graph_calls"] > 0
+        BESIDE[how](model)
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def test_variables_of_a_library_are_looked_up_once_it_writes_some() -> None:
+    model = nn.Linear(4, 4)
+    guard = ModelGuard([model], list(model.parameters()))
+    guard.harden()
+    space = vars(torch.nn.functional)
+    try:
+        for k in range(4):
+            space["_written_by_a_test"] = k
+            assert guard.check() is WeightChange.NONE
+        assert guard.stats()["left"] == 1
+    finally:
+        del space["_written_by_a_test"]
+
+
+def test_what_cannot_be_watched_is_left_to_the_models_own_code() -> None:
+    local = threading.local()
+    local.scale = 2.0
+    table = np.ones((100, 100), dtype=np.float32)
+
+    def of_a_thread(x: torch.Tensor) -> torch.Tensor:
+        return x * local.scale
+
+    def of_a_table(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.from_numpy(table).sum()
+
+    for function, said in ((of_a_thread, "threading.local"), (of_a_table, "40000 bytes")):
+        with torch.no_grad(), hotfuse.jit(function, settings=INLINE) as fast:
+            for _ in range(4):
+                fast(torch.ones(3))
+            assert fast.wait(60) and fast.stats()["graph_calls"] == 0
+            assert said in str(fast.explain())
 
 
 @pytest.mark.parametrize("how", CHANGES)
@@ -119,6 +268,11 @@ def test_a_model_that_changes_itself_is_captured_a_bounded_number_of_times() -> 
         assert "the model changed" in str(fast.explain()) and "that its code reads" in str(fast.explain())
 
 
+def containers(values: list[Any]) -> tuple[list[Any], list[Any]]:
+    found = reads((), values=values)
+    return found.dicts, found.lists
+
+
 def test_bounds() -> None:
     many: list[Any] = [{"a": k} for k in range(MAX_CONTAINERS)]
     dicts, lists = containers(
@@ -136,8 +290,12 @@ def test_bounds() -> None:
     )
 
 
-def test_names_in_code_follow_methods() -> None:
-    assert {"config", "parts", "space", "nested"} <= names_in_code(Reads) and "others" not in names_in_code(Reads)
+def test_what_code_names_is_read_and_nothing_else() -> None:
+    model = Reads()
+    found = reads([model])
+    held = {id(d) for d in (*found.dicts, *found.lists)}
+    assert {id(model.config.nested), id(model.parts), id(vars(model.space)), id(OPTIONS)} <= held
+    assert id(model.others) not in held
 
 
 @pytest.mark.parametrize(("how", "said"), [

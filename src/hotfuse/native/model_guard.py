@@ -6,6 +6,11 @@
     cells     that hold another object
     lengths   of lists
     items     of which a list has another object at a place than it had
+    functions whose code or defaults are other ones
+    slots     of an object that hold another value
+    equals    that were equal to a copy: sets
+    arrays    whose bytes differ from a copy
+    context   variables that have another value here
     tensors   whose memory lies elsewhere, or whose version is another one
     memory    the next chunk of weights that plans have copies of, by checksum (`checksums`)
 
@@ -16,6 +21,7 @@ half of it. Objects must be kept alive by whoever asks.
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import functools
 import types
@@ -37,10 +43,28 @@ from hotfuse.native.toolchain import helper_object
 from hotfuse.native.versions import dict_tag_at, version_places
 
 _API = ("PyLong_AsVoidPtr", "PyBool_FromLong", "PyDict_GetItemWithError", "PyDict_Size", "PyCell_Get", "Py_DecRef", "PyErr_Clear",
-        "PyList_Size", "PyList_GetItem")
-_NOTHING = object()
+        "PyList_Size", "PyList_GetItem", "PyFunction_GetCode", "PyFunction_GetDefaults", "PyFunction_GetKwDefaults",
+        "PyObject_GenericGetAttr", "PyObject_RichCompareBool", "PyContextVar_Get", "memcmp")
+NOT_SET = object()
+"""What a slot or variable holds that holds nothing."""
 UNVERSIONED = -1
 """The version of a tensor that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotedValues:
+    """What code reads that no dict or list shows."""
+
+    functions: Sequence[tuple[types.FunctionType, types.CodeType, Any, Any]] = ()
+    """A function, its code, its defaults and those of arguments by name; None where it has none."""
+    slots: Sequence[tuple[Any, str, object]] = ()
+    """An object, a name, and its value or `NOT_SET`."""
+    equals: Sequence[tuple[Any, Any]] = ()
+    """An object and an equal one."""
+    arrays: Sequence[tuple[int, bytes]] = ()
+    """An address and the bytes there."""
+    context: Sequence[tuple[contextvars.ContextVar[Any], object]] = ()
+    """A context variable, and its value or `NOT_SET`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,9 @@ class Noted:
     """A tensor, its address, and its version or `UNVERSIONED`."""
     lists: Sequence[tuple[list[Any], Sequence[object]]] = ()
     """A list and what was in it."""
+    values: NotedValues = NotedValues()
+    tags: Sequence[int] = ()
+    """Tags of the dicts at a time when their values were those noted; empty where there are none."""
 
 
 def _sweep(name: str, width: int, check: str, then: str) -> str:
@@ -88,7 +115,9 @@ def _sweep(name: str, width: int, check: str, then: str) -> str:
 """
 
 
-_SWEEPS = ("tags", "values", "sizes", "cells", "lengths", "items", "tensors")
+_WIDTHS = {"tags": 2, "values": 3, "sizes": 2, "cells": 2, "lengths": 2, "items": 3, "functions": 4, "slots": 3, "equals": 2,
+           "arrays": 3, "context": 2, "tensors": 3}  # fmt: skip
+_SWEEPS = tuple(_WIDTHS)
 _TAGS = """  %tags.dict = inttoptr i64 %tags.0 to ptr
   %tags.at = getelementptr i8, ptr %tags.dict, i64 TAG
   %tags.now = load i64, ptr %tags.at
@@ -113,6 +142,40 @@ _ITEMS = """  %items.list = inttoptr i64 %items.0 to ptr
   %items.held = inttoptr i64 %items.2 to ptr
   %items.now = call ptr @PyList_GetItem(ptr %items.list, i64 %items.1)
   %items.same = icmp eq ptr %items.now, %items.held"""
+_FUNCTIONS = """  %functions.object = inttoptr i64 %functions.0 to ptr
+  %functions.code = call ptr @PyFunction_GetCode(ptr %functions.object)
+  %functions.defaults = call ptr @PyFunction_GetDefaults(ptr %functions.object)
+  %functions.named = call ptr @PyFunction_GetKwDefaults(ptr %functions.object)
+  %functions.code.int = ptrtoint ptr %functions.code to i64
+  %functions.defaults.int = ptrtoint ptr %functions.defaults to i64
+  %functions.named.int = ptrtoint ptr %functions.named to i64
+  %functions.a = icmp eq i64 %functions.code.int, %functions.1
+  %functions.b = icmp eq i64 %functions.defaults.int, %functions.2
+  %functions.c = icmp eq i64 %functions.named.int, %functions.3
+  %functions.ab = and i1 %functions.a, %functions.b
+  %functions.same = and i1 %functions.ab, %functions.c"""
+_SLOTS = """  %slots.object = inttoptr i64 %slots.0 to ptr
+  %slots.name = inttoptr i64 %slots.1 to ptr
+  %slots.value = call ptr @PyObject_GenericGetAttr(ptr %slots.object, ptr %slots.name)
+  %slots.int = ptrtoint ptr %slots.value to i64
+  %slots.same = icmp eq i64 %slots.int, %slots.2
+  call void @Py_DecRef(ptr %slots.value)
+  call void @PyErr_Clear()"""
+_EQUALS = """  %equals.object = inttoptr i64 %equals.0 to ptr
+  %equals.copy = inttoptr i64 %equals.1 to ptr
+  %equals.found = call i32 @PyObject_RichCompareBool(ptr %equals.object, ptr %equals.copy, i32 2)
+  %equals.same = icmp eq i32 %equals.found, 1"""
+_ARRAYS = """  %arrays.at = inttoptr i64 %arrays.0 to ptr
+  %arrays.copy = inttoptr i64 %arrays.1 to ptr
+  %arrays.found = call i32 @memcmp(ptr %arrays.at, ptr %arrays.copy, i64 %arrays.2)
+  %arrays.same = icmp eq i32 %arrays.found, 0"""
+_CONTEXT = """  %context.object = inttoptr i64 %context.0 to ptr
+  store ptr null, ptr %found
+  %context.code = call i32 @PyContextVar_Get(ptr %context.object, ptr null, ptr %found)
+  %context.value = load ptr, ptr %found
+  %context.int = ptrtoint ptr %context.value to i64
+  %context.same = icmp eq i64 %context.int, %context.1
+  call void @Py_DecRef(ptr %context.value)"""
 _TENSORS = """  %tensors.object = inttoptr i64 %tensors.0 to ptr
   %tensors.data = call ptr @hf_data(ptr %tensors.object)
   %tensors.address = ptrtoint ptr %tensors.data to i64
@@ -136,14 +199,12 @@ def _text() -> str:
         raise InternalError("native code cannot read versions here", because=places)
     words = {"TAG": tag if isinstance(tag, int) else 0, "IMPL": tensors.access().places.impl_at,
              "COUNTER": places.counter_at, "NUMBER": places.number_at}  # fmt: skip
-    checks = {"tags": (2, _TAGS), "values": (3, _VALUES), "sizes": (2, _SIZES), "cells": (2, _CELLS),
-              "lengths": (2, _LENGTHS), "items": (3, _ITEMS), "tensors": (3, _TENSORS)}  # fmt: skip
+    checks = (_TAGS, _VALUES, _SIZES, _CELLS, _LENGTHS, _ITEMS, _FUNCTIONS, _SLOTS, _EQUALS, _ARRAYS, _CONTEXT, _TENSORS)
     body = ""
-    for name, then in zip(_SWEEPS, (*_SWEEPS[1:], "memory"), strict=True):
-        width, check = checks[name]
+    for name, then, check in zip(_SWEEPS, (*_SWEEPS[1:], "memory"), checks, strict=True):
         for word, number in words.items():
             check = check.replace(f"i64 {word}\n", f"i64 {number}\n")
-        body += _sweep(name, width, check, then)
+        body += _sweep(name, _WIDTHS[name], check, then)
     return tensors.DECLARATIONS + f"""
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyBool_FromLong(i64)
@@ -152,6 +213,13 @@ declare i64 @PyDict_Size(ptr)
 declare ptr @PyCell_Get(ptr)
 declare i64 @PyList_Size(ptr)
 declare ptr @PyList_GetItem(ptr, i64)
+declare ptr @PyFunction_GetCode(ptr)
+declare ptr @PyFunction_GetDefaults(ptr)
+declare ptr @PyFunction_GetKwDefaults(ptr)
+declare ptr @PyObject_GenericGetAttr(ptr, ptr)
+declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
+declare i32 @PyContextVar_Get(ptr, ptr, ptr)
+declare i32 @memcmp(ptr, ptr, i64)
 declare void @Py_DecRef(ptr)
 declare void @PyErr_Clear()
 declare i64 @hf_table_turn(ptr)
@@ -159,6 +227,7 @@ declare i64 @hf_table_turn(ptr)
 
 define ptr @unchanged(ptr %self, ptr %args, i64 %n) {{
 entry:
+  %found = alloca ptr
   %job = call ptr @PyLong_AsVoidPtr(ptr %self)
   br label %tags
 {body}
@@ -209,8 +278,6 @@ def refused(noted: Noted) -> str:
     for d in (*noted.dicts, *(d for d, _, _ in (*noted.places, *noted.names))):
         if type(d) not in (dict, OrderedDict):
             return f"{type(d).__name__} has a way of its own to look things up"
-    if any(type(k) not in (str, int) for _, k, _ in (*noted.places, *noted.names)):
-        return "a key with a way of its own to be equal"
     for t, address, version in noted.tensors:
         if type(t) not in (torch.Tensor, nn.Parameter) or t.device.type == "meta":
             return f"a tensor of type {type(t).__name__} on {t.device}"
@@ -221,9 +288,13 @@ def refused(noted: Noted) -> str:
     return ""
 
 
+def _bytes_at(copy: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(copy), ctypes.c_void_p).value or 0
+
+
 def _empty(cell: types.CellType) -> bool:
     try:
-        return cell.cell_contents is _NOTHING
+        return cell.cell_contents is NOT_SET
     except ValueError:
         return True
 
@@ -234,9 +305,9 @@ def tags(dicts: Sequence[dict[Any, Any]]) -> list[int]:
     return [ctypes.c_int64.from_address(id(d) + at).value for d in dicts] if isinstance(at, int) else []
 
 
-def unchanged(noted: Noted, tagged: Sequence[int], memory: int = 0) -> Callable[[], bool]:
-    """The sweep, where it is not `refused`; `tagged` are the dicts' tags at a time when their values were those noted; `memory` is
-    the address of a word that holds a table of checksums, or zero."""
+def unchanged(noted: Noted, memory: int = 0) -> Callable[[], bool]:
+    """The sweep, where it is not `refused`; `memory` is the address of a word that holds a table of checksums, or zero."""
+    tagged = noted.tags
     looked_up = noted.names if tagged else (*noted.places, *noted.names)
     rows = {
         "tags": [w for d, tag in zip(noted.dicts, tagged, strict=True) for w in (id(d), tag)] if tagged else [],
@@ -245,9 +316,13 @@ def unchanged(noted: Noted, tagged: Sequence[int], memory: int = 0) -> Callable[
         "cells": [w for cell, value in noted.cells for w in (id(cell), 0 if value is None and _empty(cell) else id(value))],
         "lengths": [w for held, items in noted.lists for w in (id(held), len(items))],
         "items": [w for held, items in noted.lists for k, item in enumerate(items) for w in (id(held), k, id(item))],
+        "functions": [w for f, *parts in noted.values.functions for w in (id(f), *(0 if p is None else id(p) for p in parts))],
+        "slots": [w for o, name, value in noted.values.slots for w in (id(o), id(name), 0 if value is NOT_SET else id(value))],
+        "equals": [w for o, copy in noted.values.equals for w in (id(o), id(copy))],
+        "arrays": [w for at, copy in noted.values.arrays for w in (at, _bytes_at(copy), len(copy))],
+        "context": [w for v, value in noted.values.context for w in (id(v), 0 if value is NOT_SET else id(value))],
         "tensors": [w for t, address, version in noted.tensors for w in (id(t), address, version)],
     }
-    widths = {"tags": 2, "values": 3, "sizes": 2, "cells": 2, "lengths": 2, "items": 3, "tensors": 3}
     arrays = {n: (ctypes.c_int64 * max(1, len(w)))(*w) for n, w in rows.items()}
-    head = [x for n in _SWEEPS for x in (len(rows[n]) // widths[n], ctypes.addressof(arrays[n]))]
+    head = [x for n in _SWEEPS for x in (len(rows[n]) // _WIDTHS[n], ctypes.addressof(arrays[n]))]
     return word_function(_stub(), "unchanged", [*head, memory], arrays, noted)

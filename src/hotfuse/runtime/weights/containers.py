@@ -1,136 +1,264 @@
-"""Dicts, lists and plain objects that a model's code reads: what it means may change without any attribute of a module being set.
+"""What a model's code reads besides modules and tensors: what it means may change without any attribute of a module being set.
 
-    model.config.use_bias = False        self.options["scale"] = 2.0        steps.append(3)
+    model.config.use_bias = False        self.options["scale"] = 2.0        steps.append(3)        settings.SCALE = 3
+    forward.__defaults__ = (2.0,)        os.environ["SCALE"] = "3"          flags.add("fast")      table[:] = 0
 
-What is looked through are the attributes that code of a module's class names, and the variables that functions name: a trainer
-that a module holds for others, and its counters, are none of the captured graph's business. Followed from there: dicts, lists,
-tuples, and objects of classes that are neither torch's nor the standard library's (namespaces are). There are bounds, because a
-look is taken at every call: containers of many entries (vocabularies) are left out, as are those with keys or look-ups of
-their own, and all beyond the first so many.
+The code is that of modules' classes (`class_code`), of the functions that are served, and of every function that those name, call
+through objects, or close over. What is looked through are the attributes that it names and its variables: a trainer that a module
+holds for others, and its counters, are none of the captured graph's business. Followed from there: dicts, lists, tuples, small
+sets, and objects of classes that are neither torch's nor the standard library's (namespaces are). There are bounds, because a look
+is taken at every call: containers of many entries (vocabularies) are left out, as are those with keys or look-ups of their own,
+and all beyond the first so many. What differs from thread to thread, and large NumPy arrays, no look can tell of: `blind` says so,
+and such a model keeps its own code.
 """
 
 from __future__ import annotations
 
+import contextvars
+import dis
+import enum
 import functools
-import gc
-import sys
+import threading
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import field
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
+from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.runtime.weights.class_code import foreign, names_of, places_of, unwrapped
+
 MAX_CONTAINERS = 1024
 MAX_ENTRIES = 256
-_NAMESPACES = frozenset({"types", "argparse"})
-_FOREIGN = (sys.stdlib_module_names | {"torch", "builtins"}) - _NAMESPACES
-"""Packages whose objects are not looked into."""
-_OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module, torch.Tensor)
+MAX_FUNCTIONS = 512
+MAX_NAMES = 2048
+MAX_ARRAY_BYTES = 1 << 14
+"""Of all NumPy arrays together: they are compared whole at every call."""
+_OPAQUE = (type, types.ModuleType, nn.Module, torch.Tensor)
+_PLAIN = (str, int, float, complex, bytes, type(None))
+_Cached = type(functools.lru_cache(lambda: None))
+_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
 
 
-@functools.lru_cache(maxsize=1024)
-def names_in_code(cls: type) -> frozenset[str]:
-    """Names of attributes that a class's `forward` uses, and the methods it names, and those that they name."""
-    found: set[str] = set()
-    left = ["forward"]
-    while left:
-        method = getattr(cls, left.pop(), None)
-        if isinstance(method, property):
-            method = method.fget
-        if isinstance(method, types.FunctionType):
-            new = _names(method.__code__) - found
-            found |= new
-            left.extend(new)
-    return frozenset(found)
+class Cell:
+    """A closure's variable, readable like a mapping."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self.cell = cell
+
+    def __getitem__(self, _key: str) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:  # not assigned yet
+            return None
 
 
-def _names(code: types.CodeType) -> set[str]:
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+@dataclass(slots=True)
+class Reads:
+    """What code reads, each thing once, within bounds."""
+
+    dicts: list[dict[Any, Any]] = field(default_factory=list[dict[Any, Any]])
+    """Those of objects among them: any entry counts."""
+    lists: list[list[Any]] = field(default_factory=list[list[Any]])
+    names: list[tuple[Any, str]] = field(default_factory=list[tuple[Any, str]])
+    """Variables: a dict of globals, of a module, or a `Cell`, and the name."""
+    entries: list[tuple[dict[str, Any], str]] = field(default_factory=list[tuple[dict[str, Any], str]])
+    """Methods and values of classes: the class's dict and the name."""
+    functions: list[types.FunctionType] = field(default_factory=list[types.FunctionType])
+    """Whose code and defaults count; methods are among `entries`."""
+    slots: list[tuple[Any, str]] = field(default_factory=list[tuple[Any, str]])
+    sets: list[set[Any]] = field(default_factory=list[set[Any]])
+    arrays: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    context: list[contextvars.ContextVar[Any]] = field(default_factory=list[contextvars.ContextVar[Any]])
+    environment: bool = False
+    """Whether environment variables count."""
+    blind: str = ""
+    """What is read whose changes no look would show, in words; empty where there is nothing."""
 
 
-def methods_of(cls: type) -> list[tuple[dict[str, Any], str]]:
-    """Where the functions and values stand that a class's `forward` is made of: dicts of classes, and names in them. Somebody may
-    put others there (`LlamaAttention.forward = ...`, `Block.scale = 2`).
-    """
-    found: list[tuple[dict[str, Any], str]] = []
-    for name in ("forward", *sorted(names_in_code(cls))):
-        owner = next((c for c in cls.__mro__ if name in c.__dict__), None)
-        if owner is None or owner in (nn.Module, object):
-            continue
-        found += [(entries, name) for entries in _behind(owner)]
-    return found
+@functools.lru_cache(maxsize=4096)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that code reads, functions inside it included; names of attributes are not among them."""
+    names = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
+    names += [n for inner in code.co_consts if isinstance(inner, types.CodeType) for n in _globals_of(inner)]
+    return tuple(dict.fromkeys(names))
 
 
-def dicts_of(cls: type) -> list[dict[str, Any]]:
-    """Those of a class and of its bases that are not torch's: a name that one of them gets hides what it names in the others."""
-    return [d for c in cls.__mro__ if c.__module__.partition(".")[0] not in _FOREIGN for d in _behind(c)]
+def _variables(function: types.FunctionType) -> list[tuple[Any, str]]:
+    """The global and closure variables a function names: what it means when they are rebound."""
+    space = function.__globals__
+    cells = zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)
+    return [*((space, n) for n in _globals_of(function.__code__) if n in space), *((Cell(c), n) for c, n in cells)]
 
 
-def _behind(cls: type) -> list[dict[str, Any]]:
-    """The dict behind a class's proxy, whose tag shows every change; nothing where there is another thing."""
-    entries = gc.get_referents(cls.__dict__)
-    return [cast(dict[str, Any], entries[0])] if len(entries) == 1 and type(entries[0]) is dict else []
+def reads(modules: Sequence[nn.Module], functions: Iterable[Callable[..., Any]] = (), values: Iterable[Any] = ()) -> Reads:
+    """What the code of modules and functions reads; `values` are taken to be read."""
+    return _Walk(modules, [*functions, *values]).found
 
 
-def same_function(new: Any, old: Any) -> bool:
-    """Whether two are the same method, or copies of one: a class that is pickled by value and unpickled in its own process has
-    copies of its methods from then on.
-    """
-    if new is old:
+class _Walk:
+    """One walk from code to what it reads, and to the code of that."""
+
+    def __init__(self, modules: Sequence[nn.Module], begin: list[Any]) -> None:
+        self.found = Reads()
+        self._seen: set[int] = set()
+        self._places: set[tuple[int, str]] = set()
+        self._names: set[str] = {"forward", "__call__"}
+        """Of attributes and variables, in the code met so far."""
+        self._classes = dict.fromkeys(map(type, modules))
+        """Of modules and of objects that are read."""
+        self._bytes = 0
+        self._left: list[Any] = begin[::-1]
+        known = (0, 0)
+        while self._left or known != (len(self._names), len(self._classes)):
+            while self._left:
+                self._look(self._left.pop())
+            if known != (len(self._names), len(self._classes)):  # both only grow, and are bounded by what there is
+                known = (len(self._names), len(self._classes))
+                self._left += [v for m in modules for k, v in vars(m).items() if k in self._names]
+                for kind in self._classes:
+                    self._entries_of(kind, self._names)
+
+    def _entries_of(self, kind: type, names: Set[str]) -> None:
+        """Methods and values of a class, under names that code uses."""
+        for entries, name in places_of(kind, names):
+            self._entry(entries, name)
+
+    def _entry(self, entries: dict[str, Any], name: str) -> None:
+        """A method or value of a class."""
+        if self._new_place(entries, name):
+            self.found.entries.append((entries, name))
+            self._left.append(unwrapped(entries[name]))
+
+    def _new_place(self, owner: Any, name: str) -> bool:
+        """Whether a place was not met before, and there is room for it."""
+        key = (id(owner.cell if isinstance(owner, Cell) else owner), name)
+        if key in self._places or len(self._places) >= MAX_NAMES:
+            return False
+        self._places.add(key)
         return True
-    if not isinstance(new, types.FunctionType) or not isinstance(old, types.FunctionType):
-        return False
-    return new.__code__ == old.__code__ and _bound(new) == _bound(old)
 
-
-def _bound(function: types.FunctionType) -> list[Any]:
-    """Defaults and closed-over values: plain ones as they are, others by identity."""
-    cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
-    values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells)
-    return [v if isinstance(v, int | float | str | None) else id(v) for v in values]
-
-
-def read_by(modules: Sequence[nn.Module]) -> list[Any]:
-    """What modules hold under names that their own code uses."""
-    return [v for m in modules for k, v in vars(m).items() if k in names_in_code(type(m))]
-
-
-def containers(values: Iterable[Any]) -> tuple[list[dict[Any, Any]], list[list[Any]]]:
-    """The dicts (those of objects among them) and lists that these values are or lead to, each once, within bounds."""
-    dicts: list[dict[Any, Any]] = []
-    lists: list[list[Any]] = []
-    seen: set[int] = set()
-    entered: set[int] = set()
-    left = list(values)[::-1]
-    while left and len(dicts) + len(lists) < MAX_CONTAINERS:
-        value = left.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
+    def _look(self, value: Any) -> None:
+        if isinstance(value, (*_PLAIN, *_OPAQUE)) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
         if type(value) is tuple:
-            left.extend(cast(tuple[Any, ...], value)[:MAX_ENTRIES])
+            self._left.extend(cast(tuple[Any, ...], value)[:MAX_ENTRIES])
         elif type(value) is list:
-            items = cast(list[Any], value)
-            if len(items) <= MAX_ENTRIES:
-                lists.append(items)
-                left.extend(items)
-        elif (entries := _entries(value)) is not None and id(entries) not in entered:
-            entered.add(id(entries))
-            dicts.append(entries)
-            left.extend(list(entries.values()))
-    return dicts, lists
+            self._list(cast(list[Any], value))
+        elif type(value) is set:
+            self._set(cast(set[Any], value))
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self._left += [value.__self__, value.__func__]
+        elif isinstance(value, functools.partial):
+            self._left += [value.keywords, value.args, value.func]
+        elif isinstance(value, np.ndarray):
+            self._array(value)
+        elif isinstance(value, contextvars.ContextVar):
+            self.found.context.append(cast(contextvars.ContextVar[Any], value))
+        elif isinstance(value, threading.local):
+            self.found.blind = self.found.blind or "values that each thread has for itself (threading.local)"
+        elif type(value) is _Cached:
+            self._left.append(value.__wrapped__)
+        elif (held := _entries(value)) is not None:
+            self._dict(held)
+        if not foreign(type(value)):
+            self._object(value)
+
+    def _room(self) -> bool:
+        return len(self.found.dicts) + len(self.found.lists) + len(self.found.sets) < MAX_CONTAINERS
+
+    def _list(self, items: list[Any]) -> None:
+        if len(items) <= MAX_ENTRIES and self._room():
+            self.found.lists.append(items)
+            self._left.extend(items)
+
+    def _dict(self, entries: dict[Any, Any]) -> None:
+        if self._room() and (id(entries), "") not in self._places:
+            self._places.add((id(entries), ""))
+            self.found.dicts.append(entries)
+            self._left.extend(list(entries.values()))
+
+    def _set(self, items: set[Any]) -> None:
+        if len(items) <= MAX_ENTRIES and self._room() and all(map(_plain, list(items))):
+            self.found.sets.append(items)
+
+    def _array(self, array: np.ndarray) -> None:
+        """One whose numbers somebody can write; it is compared where it lies."""
+        if array.dtype.hasobject or not (array.flags.writeable or array.base is not None):
+            return
+        self._bytes += array.nbytes
+        if self._bytes <= MAX_ARRAY_BYTES and array.flags.c_contiguous:
+            self.found.arrays.append(array)
+        else:
+            self.found.blind = self.found.blind or (
+                f"a NumPy array of {array.nbytes} bytes (looked at are {MAX_ARRAY_BYTES} in all, without gaps); make it a buffer"
+            )
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        self._classes[kind] = None
+        names = [n for c in kind.__mro__ for n, v in vars(c).items() if isinstance(v, types.MemberDescriptorType)]
+        for name in names if len(names) <= MAX_ENTRIES and not foreign(kind) else ():
+            if self._new_place(value, name):
+                self.found.slots.append((value, name))
+                self._left.append(getattr(value, name, None))
+
+    def _function(self, function: types.FunctionType) -> None:
+        """A function's variables, and those of modules that it names; torch's own are not followed."""
+        if len(self.found.functions) >= MAX_FUNCTIONS:
+            return
+        own, names = not foreign(function), names_of(function.__code__)
+        if own:
+            self.found.functions.append(function)
+            self.found.environment |= not _ENVIRONMENT.isdisjoint(names)
+            self._names |= names
+            self._left += [function.__kwdefaults__, function.__defaults__]
+        for owner, name in _variables(function):
+            if self._new_place(owner, name):
+                self.found.names.append((owner, name))
+            self._named(owner[name], names, own=own)
+
+    def _named(self, value: Any, names: frozenset[str], *, own: bool) -> None:
+        """What a variable is: of a module or class, the names that stand in the same code."""
+        if isinstance(value, types.ModuleType):
+            space = vars(value)
+            for name in sorted(names & space.keys()):
+                if self._new_place(space, name):
+                    self.found.names.append((space, name))
+                    if own:
+                        self._named(space[name], names, own=own)
+        elif isinstance(value, type):
+            if not foreign(value) and own:
+                self._entries_of(value, names)
+        elif own:
+            self._left.append(value)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (*_PLAIN, enum.Enum)) or (isinstance(value, tuple) and all(map(_plain, cast(tuple[Any, ...], value))))
 
 
 def _entries(value: Any) -> dict[Any, Any] | None:
     """A dict whose look-ups native code can do, or an object's own; None where that is nothing to look into."""
     if type(value) not in (dict, OrderedDict):
-        if isinstance(value, _OPAQUE) or type(value).__module__.partition(".")[0] in _FOREIGN:
+        if foreign(type(value)):
             return None
         value = getattr(value, "__dict__", None)
         if type(value) is not dict:
             return None
     found = cast(dict[Any, Any], value)
-    return found if len(found) <= MAX_ENTRIES and all(type(k) in (str, int) for k in list(found)) else None
+    return found if len(found) <= MAX_ENTRIES and all(map(plain_key, list(found))) else None
+
+
+def plain_key(key: Any) -> bool:
+    """Whether looking a key up runs no code of a user's."""
+    return isinstance(key, (str, bytes, int, float, type(None), enum.Enum)) or (
+        type(key) is tuple and all(map(plain_key, cast(tuple[Any, ...], key)))
+    )

@@ -10,18 +10,17 @@ is hot, one native sweep (`unchanged`) answers nearly every call; where it does 
 | memory exchanged (`.to()`, `p.data = ...`) | address | the same; a new capture if the type changed |
 | parts replaced, `train()`, attributes, hooks | identity, count | a new capture |
 | methods and values of its classes exchanged | identity | a new capture |
-| entries of dicts, lists and objects that its code reads (`containers`) | identity, count | a new capture |
+| what its code reads (`containers`): variables, entries of dicts, lists and objects | identity, count | a new capture |
+| and defaults, slots, sets, arrays, the environment (`read_values`) | identity, equality | a new capture |
 
 | writes behind torch's back (`p.data`, NumPy, inference mode) | checksums, a chunk a call (`originals`) | copies are stale |
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 import itertools
 import operator
-import types
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,9 @@ import torch
 from torch import nn
 
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.weights.containers import containers, dicts_of, methods_of, read_by, same_function
+from hotfuse.runtime.weights.class_code import dicts_of, same_entry, unwrapped
+from hotfuse.runtime.weights.containers import Cell, reads
+from hotfuse.runtime.weights.read_values import ReadValues
 
 if TYPE_CHECKING:
     from hotfuse.native.model_guard import Noted
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 _DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 _NOTHING = object()
+_STANDARD = sysconfig.get_paths()["stdlib"]
 _version = operator.attrgetter("_version")
 
 
@@ -54,35 +56,10 @@ class WeightChange(StrEnum):
     """The captured graph may no longer describe the model."""
 
 
-class _Cell:
-    """A closure's variable, readable like a mapping."""
-
-    def __init__(self, cell: types.CellType) -> None:
-        self.cell = cell
-
-    def __getitem__(self, _key: str) -> Any:
-        try:
-            return self.cell.cell_contents
-        except ValueError:  # not assigned yet
-            return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _globals_of(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that code reads, functions inside it included; names of attributes are not among them."""
-    names = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
-    names += [n for inner in code.co_consts if isinstance(inner, types.CodeType) for n in _globals_of(inner)]
-    return tuple(dict.fromkeys(names))
-
-
-def names_read(function: Callable[..., Any]) -> list[tuple[Any, str]]:
-    """The global and closure variables a function names: what it means when they are rebound."""
-    if not isinstance(function, types.FunctionType):
-        return []
-    places: list[tuple[Any, str]] = [
-        (function.__globals__, n) for n in _globals_of(function.__code__) if n in function.__globals__
-    ]
-    return places + [(_Cell(c), n) for c, n in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)]
+def _installed(space: dict[str, Any]) -> bool:
+    """Whether variables are those of a module of torch's, of the standard library or of an installed package."""
+    file = space.get("__file__")
+    return isinstance(file, str) and ("site-packages" in file or "dist-packages" in file or file.startswith(_STANDARD))
 
 
 def _always() -> bool:
@@ -103,15 +80,19 @@ class ModelGuard:
         self._modules = tuple(modules)
         self._dicts: list[dict[Any, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
         places: list[tuple[Any, Any]] = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
-        names = [place for f in (*functions, *dict.fromkeys(type(m).forward for m in modules)) for place in names_read(f)]
+        found = reads(modules, functions)
         known = set(map(id, self._dicts))
-        held, self._lists = containers([*read_by(modules), *(owner[key] for owner, key in names)])
-        held = [d for d in held if id(d) not in known]
+        held, names, self._lists = [d for d in found.dicts if id(d) not in known], found.names, found.lists
         places += [(d, key) for d in held for key in list(d)]
-        methods = {(id(d), name): (d, name) for cls in dict.fromkeys(map(type, modules)) for d, name in methods_of(cls)}
-        self._methods = [(d, name, d[name]) for d, name in methods.values()]
+        self._methods = [(d, name, d[name]) for d, name in found.entries]
         classes = [d for cls in dict.fromkeys(map(type, modules)) for d in dicts_of(cls)]
-        self._dicts += [*held, *{id(d): d for d in (*(d for d, _ in methods.values()), *classes)}.values()]
+        self._dicts += [*held, *{id(d): d for d in (*(d for d, _ in found.entries), *classes)}.values()]
+        methods = {id(unwrapped(f)) for _, _, f in self._methods}
+        self._helpers = [f for f in found.functions if id(f) not in methods]
+        self._values = ReadValues(found)
+        self._take_functions()
+        self.blind = found.blind
+        """What its code reads whose changes nothing would show; a model with that keeps its own code."""
         self._items: list[Any] = list(itertools.chain.from_iterable(self._lists))
         self._item_ids, self._lengths = list(map(id, self._items)), list(map(len, self._lists))
         self._inside = len(places)
@@ -132,8 +113,11 @@ class ModelGuard:
         self.unchanged: Callable[[], bool] = _always
         """True where nothing changed; False where `check` must tell."""
         self._given = False
-        self._tagged: Sequence[int] = ()
-        """Tags of the dicts when all that is in them was as in the snapshot."""
+        self._tagged: Sequence[tuple[dict[Any, Any], int]] = ()
+        """Dicts and their tags when all that is in them was as in the snapshot."""
+        self._settled = {id(d): d for d, _ in names if isinstance(d, dict) and _installed(d)}
+        """Variables of libraries: nothing happens to them as a rule, so that a tag speaks for all. Those that something happens to
+        are looked up one by one from then on."""
         self.native: bool | str = False
         """Whether one native sweep answers most calls, or why it cannot."""
         self.swept = 0
@@ -185,25 +169,40 @@ class ModelGuard:
 
     def harden(self) -> None:
         """Have a native sweep answer from now on; for the background: it loads LLVM, and the first of a process compiles."""
-        from hotfuse.native import model_guard
-
-        tagged = model_guard.tags(self._dicts)
+        tagged = self._tags()
         if self.native is not False or self._look() is WeightChange.MODEL:
             return
         self._tagged = tagged
         self._note()
+
+    def _tags(self) -> list[tuple[dict[Any, Any], int]]:
+        """The dicts whose tags tell of changes, and their tags now; empty where there are none."""
+        from hotfuse.native import model_guard
+
+        dicts = [*self._dicts, *self._values.environment, *list(self._settled.values())]
+        return list(zip(dicts, model_guard.tags(dicts), strict=False))
+
+    def _take_functions(self) -> None:
+        """Note the code and defaults of functions; methods may have been exchanged for copies."""
+        self._values.take([*self._helpers, *(unwrapped(f) for _, _, f in self._methods)])
 
     def _noted(self) -> Noted:
         from hotfuse.native.model_guard import UNVERSIONED, Noted
 
         versions = dict(zip(map(id, self._versioned), self._versions, strict=True))
         places = list(zip(self._owners, self._keys, self._held, strict=True))
-        outside = places[self._inside :]
+        tagged = self._tagged
+        settled = self._settled.keys() & {id(d) for d, _ in tagged}
+        outside = [(d, k, v) for d, k, v in places[self._inside :] if id(d) not in settled]
         return Noted(
-            self._dicts, [*places[: self._inside], *self._methods], [(d, k, v) for d, k, v in outside if not isinstance(d, _Cell)],
-            [(c.cell, v) for c, _, v in outside if isinstance(c, _Cell)],
+            [d for d, _ in tagged] or self._dicts,
+            [*places[: self._inside], *self._methods],
+            [(d, k, v) for d, k, v in outside if not isinstance(d, Cell)],
+            [(c.cell, v) for c, _, v in outside if isinstance(c, Cell)],
             [(t, a, versions.get(id(t), UNVERSIONED)) for t, a in zip(self._tensors, self._addresses, strict=True)],
             tuple(zip(self._lists, self._noted_items(), strict=True)),
+            self._values.noted(tagged=bool(tagged)),
+            [tag for _, tag in tagged],
         )
 
     def _noted_items(self) -> list[list[Any]]:
@@ -218,7 +217,7 @@ class ModelGuard:
         noted = self._noted()
         self.native = refused(noted) or True
         memory = self.originals.address if self.originals is not None else 0
-        self.unchanged = unchanged(noted, self._tagged, memory) if self.native is True else _always
+        self.unchanged = unchanged(noted, memory) if self.native is True else _always
 
     def check(self) -> WeightChange:
         """Compare with the present; a change of values is reported until it is accepted."""
@@ -233,13 +232,15 @@ class ModelGuard:
         """What Python finds; where that is nothing (a value was replaced by itself), the native sweep starts from here."""
         if self.native is not True:
             return self._with_memory(self._look())
-        from hotfuse.native.model_guard import tags
-
         self.swept += 1
-        tagged = tags(self._dicts)  # before the look: what changes meanwhile is heard of
+        tagged = self._tags()  # before the look: what changes meanwhile is heard of
         change = self._look()
         if change is WeightChange.NONE:
-            self._tagged = tagged
+            before = {id(d): tag for d, tag in self._tagged}
+            for key in [id(d) for d, tag in tagged if before.get(id(d), tag) != tag]:
+                self._settled.pop(key, None)
+            kept = {id(d) for d in (*self._dicts, *self._values.environment)} | self._settled.keys()
+            self._tagged = [(d, tag) for d, tag in tagged if id(d) in kept]
             self._note()
         return self._with_memory(change)
 
@@ -263,9 +264,13 @@ class ModelGuard:
                 return WeightChange.MODEL
         except KeyError:  # one attribute deleted and another set
             return WeightChange.MODEL
-        if not all(same_function(d.get(name), f) for d, name, f in self._methods):
+        if self._values.difference():
             return WeightChange.MODEL
-        self._methods = [(d, name, d.get(name)) for d, name, _ in self._methods]
+        if not all(d.get(name) is f for d, name, f in self._methods):
+            if not all(same_entry(d.get(name), f) for d, name, f in self._methods):
+                return WeightChange.MODEL
+            self._methods = [(d, name, d.get(name)) for d, name, _ in self._methods]
+            self._take_functions()
         if (
             list(map(len, self._lists)) != self._lengths
             or list(map(id, itertools.chain.from_iterable(self._lists))) != self._item_ids
@@ -286,8 +291,10 @@ class ModelGuard:
             if (owner.get(key, _NOTHING) if inside else owner[key]) is not held:
                 return f"{names[id(owner)]}.{key}" if inside and id(owner) in names else f"{key!r} of what its code reads"
         for d, name, f in self._methods:
-            if not same_function(d.get(name), f):
+            if not same_entry(d.get(name), f):
                 return f"the method {name} of a class in {d.get('__module__', '?')}"
+        if said := self._values.difference():
+            return said
         for m, size, d in zip((m for m in self._modules for _ in _DICTS), self._sizes, self._dicts, strict=False):
             if len(d) != size:
                 return f"an attribute or hook that {type(m).__name__} has now"

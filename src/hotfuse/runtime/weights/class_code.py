@@ -1,0 +1,76 @@
+"""The functions and values of classes that a model's `forward` is made of: somebody may put others there."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections.abc import Set
+from typing import Any, cast
+
+from torch import nn
+
+_NAMESPACES = frozenset({"types", "argparse"})
+_FOREIGN = (sys.stdlib_module_names | {"torch", "builtins", "numpy", "hotfuse"}) - _NAMESPACES
+_PLAIN = (int, float, complex, str, bytes, type(None))
+
+
+def foreign(thing: Any) -> bool:
+    """Whether a class or function is torch's or the standard library's: such objects are not looked into."""
+    return str(getattr(thing, "__module__", None) or "builtins").partition(".")[0] in _FOREIGN
+
+
+@functools.lru_cache(maxsize=4096)
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """Names of variables and attributes that code uses, functions inside it included."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return frozenset(code.co_names).union(*map(names_of, inner))
+
+
+def unwrapped(value: Any) -> Any:
+    """The function behind an entry of a class."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+
+
+def places_of(cls: type, names: Set[str]) -> list[tuple[dict[str, Any], str]]:
+    """Where a class has what these names stand for: dicts of classes, and names in them. Somebody may put others there
+    (`LlamaAttention.forward = ...`, `Block.scale = 2`).
+    """
+    owners = [c for c in cls.__mro__ if c not in (nn.Module, object)]
+    return [(d, n) for c in owners if not names.isdisjoint(c.__dict__) for d in _behind(c) for n in sorted(names & d.keys())]
+
+
+def dicts_of(cls: type) -> list[dict[str, Any]]:
+    """Those of a class and of its bases that are not torch's: a name that one of them gets hides what it names in the others."""
+    return [d for c in cls.__mro__ if not foreign(c) for d in _behind(c)]
+
+
+def _behind(cls: type) -> list[dict[str, Any]]:
+    """The dict behind a class's proxy, whose tag shows every change; nothing where there is another thing."""
+    entries = gc.get_referents(cls.__dict__)
+    return [cast(dict[str, Any], entries[0])] if len(entries) == 1 and type(entries[0]) is dict else []
+
+
+def same_entry(new: Any, old: Any) -> bool:
+    """Whether two entries of a class are the same, or copies of one: a class that is pickled by value and unpickled in its own
+    process has copies of its methods and values from then on.
+    """
+    if new is old:
+        return True
+    if type(new) is not type(old):
+        return False
+    if isinstance(new, _PLAIN):
+        return new == old
+    if isinstance(new, property | staticmethod | classmethod):
+        return same_entry(unwrapped(new), unwrapped(old))
+    return isinstance(new, types.FunctionType) and new.__code__ == old.__code__ and _bound(new) == _bound(old)
+
+
+def _bound(function: types.FunctionType) -> list[Any]:
+    """Defaults and closed-over values: plain ones as they are, others by identity."""
+    cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
+    values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells)
+    return [v if isinstance(v, int | float | str | None) else id(v) for v in values]

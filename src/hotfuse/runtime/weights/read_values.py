@@ -1,0 +1,76 @@
+"""What a model's code reads that no dict or list of its own shows: functions' defaults, slots, sets, arrays, the environment.
+
+Noted once, with references, so that no identity can be used again, and compared at every call: by the native sweep of the model's
+guard, or here.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from hotfuse.native.model_guard import NOT_SET, NotedValues
+from hotfuse.runtime.weights.containers import Reads
+
+
+def _environment() -> dict[Any, Any]:
+    """The dict behind `os.environ`."""
+    return vars(os.environ)["_data"]
+
+
+def _here(variable: contextvars.ContextVar[Any]) -> Any:
+    """What a variable holds in this context; `get` with a default would not give the variable's own."""
+    try:
+        return variable.get()
+    except LookupError:
+        return NOT_SET
+
+
+class ReadValues:
+    """A snapshot of such values."""
+
+    def __init__(self, found: Reads) -> None:
+        self._functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
+        self._slots = [(o, n, getattr(o, n, NOT_SET)) for o, n in found.slots]
+        self._sets = [(s, set(s)) for s in found.sets]
+        self._arrays = [(a, a.tobytes()) for a in found.arrays]
+        self._context = [(v, _here(v)) for v in found.context]
+        self.environment: list[dict[Any, Any]] = [_environment()] if found.environment else []
+        self._variables = [dict(d) for d in self.environment]
+
+    def take(self, functions: Iterable[Any]) -> None:
+        """Note functions as they are now."""
+        self._functions = [
+            (f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in functions if isinstance(f, types.FunctionType)
+        ]
+
+    def difference(self) -> str:
+        """What is another one than it was, in words; empty where nothing is."""
+        for f, code, defaults, named in self._functions:
+            if f.__code__ is not code or f.__defaults__ is not defaults or f.__kwdefaults__ is not named:
+                return f"the code or defaults of {f.__qualname__}"
+        for o, name, held in self._slots:
+            if getattr(o, name, NOT_SET) is not held:
+                return f"{type(o).__name__}.{name}"
+        if any(now != before for now, before in self._sets):
+            return "a set that its code reads"
+        if any(a.tobytes() != before for a, before in self._arrays):
+            return "a NumPy array that its code reads"
+        for v, held in self._context:
+            if _here(v) is not held:
+                return f"the context variable {v.name}"
+        return "the environment" if any(d != b for d, b in zip(self.environment, self._variables, strict=True)) else ""
+
+    def noted(self, *, tagged: bool) -> NotedValues:
+        """For the native sweep; the environment is compared whole where dicts have no tags."""
+        environment = [] if tagged else zip(self.environment, self._variables, strict=True)
+        return NotedValues(
+            self._functions,
+            self._slots,
+            [*self._sets, *environment],
+            [(a.ctypes.data, before) for a, before in self._arrays],
+            self._context,
+        )
