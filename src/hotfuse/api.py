@@ -300,7 +300,7 @@ class Jit:
         if not isinstance(found, MethodType) or found.__self__ is not view:
             return found
 
-        @functools.wraps(found)
+        @functools.wraps(found.__func__)  # whoever asks for the signature leaves the first parameter out, as of any method
         def method(jit: Jit, *args: Any, **kwargs: Any) -> Any:
             result = found(*args, **kwargs)
             return jit if result is view else result  # `fast.eval()` is the served model

@@ -52,7 +52,7 @@ CHANGES: dict[str, Callable[[Reads], Any]] = {
     "a namespace": lambda m: setattr(m.space, "shift", 5.0),
     "an item of a list": lambda m: m.parts.__setitem__(-1, 7.0),
     "a longer list": lambda m: m.parts.append(9.0),
-    "deep within": lambda m: m.config.nested["deep"][1].update(deeper=4.0),
+    "deep within": lambda m: m.config.nested["deep"][1].update(deeper=4.0),  # pyright: ignore
     "a global dict": lambda _: OPTIONS.update(scale=6.0),
     "a global list": lambda _: STEPS.append(4.0),
     "a method that forward calls": lambda _: setattr(Reads, "helped", lambda self: 11.0),
@@ -62,7 +62,7 @@ CHANGES: dict[str, Callable[[Reads], Any]] = {
 
 
 SHIFT = 1.0
-SETTINGS = types.ModuleType("settings_of_a_program")
+SETTINGS: Any = types.ModuleType("settings_of_a_program")
 LEVEL: contextvars.ContextVar[float] = contextvars.ContextVar("LEVEL", default=1.0)
 
 
@@ -112,7 +112,8 @@ class Beside(nn.Module):
         return torch.nn.functional.relu(x) if "b" in self.flags else x
 
 
-FORWARD = Beside.forward.__closure__[0].cell_contents
+AROUND: Any = Beside.forward
+FORWARD: Any = AROUND.__closure__[0].cell_contents
 
 
 def other(self: Any, x: torch.Tensor, scale: float = 2.0, *, shift: float = 1.0) -> torch.Tensor:
@@ -186,7 +187,7 @@ def test_variables_of_a_library_are_looked_up_once_it_writes_some() -> None:
     model = nn.Linear(4, 4)
     guard = ModelGuard([model], list(model.parameters()))
     guard.harden()
-    space = vars(torch.nn.functional)
+    space: Any = vars(torch.nn.functional)
     try:
         for k in range(4):
             space["_written_by_a_test"] = k
@@ -276,7 +277,7 @@ def containers(values: list[Any]) -> tuple[list[Any], list[Any]]:
 def test_bounds() -> None:
     many: list[Any] = [{"a": k} for k in range(MAX_CONTAINERS)]
     dicts, lists = containers(
-        [many[:9], list(range(MAX_ENTRIES + 1)), {(1, 2): 3}, {k: k for k in range(MAX_ENTRIES + 1)}]
+        [many[:9], list(range(MAX_ENTRIES + 1)), {Config(): 3}, {k: k for k in range(MAX_ENTRIES + 1)}]
     )
     assert (len(dicts), len(lists)) == (9, 1)
     dicts, lists = containers([(d,) for d in many] + [[1]])
@@ -284,7 +285,7 @@ def test_bounds() -> None:
     loop: list[Any] = []
     loop.append(loop)
     assert containers([loop, loop]) == ([], [loop])
-    assert containers([torch, nn.Linear, nn.Linear(1, 1), torch.ones(1), len, test_bounds, torch.float32, None]) == (
+    assert containers([torch, nn.Linear, nn.Linear(1, 1), torch.ones(1), len, torch.float32, None]) == (
         [],
         [],
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -94,3 +96,60 @@ def test_attributes_of_classes_are_the_models_too(owner: type[Any], monkeypatch:
         for _ in range(4):
             torch.testing.assert_close(fast(x), model(x))
             assert fast.wait(60)
+
+
+def warm(fast: hotfuse.Jit, x: torch.Tensor) -> None:
+    for _ in range(12):
+        fast(x)
+        assert fast.wait(60)
+    assert fast.stats()["graph_calls"] > 0
+
+
+def test_arguments_of_other_layouts_are_answered_by_the_models_own_code() -> None:
+    linear, x = nn.Linear(8, 8), torch.randn(3, 8)
+    with torch.no_grad(), hotfuse.jit(linear, settings=INLINE) as fast:
+        warm(fast, x)
+        nested = torch.nested.as_nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
+        for other in (x.relu().to_sparse_csr(), x.relu().to_sparse(), nested):
+            got, want = fast(other), linear(other)
+            assert got.layout is want.layout and got.is_nested is want.is_nested
+            for a, b in zip(got.unbind(), want.unbind(), strict=True):
+                torch.testing.assert_close(a, b)
+        assert "sparse_csr tensor" in str(fast.explain(full=True))
+        torch.testing.assert_close(fast(x), linear(x))
+
+
+def test_a_served_model_can_be_traced_and_exported() -> None:
+    linear, x = nn.Linear(8, 8).requires_grad_(requires_grad=False), torch.randn(3, 8)
+    with torch.no_grad(), hotfuse.jit(linear, settings=INLINE) as fast:
+        warm(fast, x)
+        traced: Any = torch.jit.trace(lambda x: fast(x) + 1, x, check_trace=False)
+        exported = torch.export.export(cast(nn.Module, fast), (x,)).module()
+        y = torch.randn(5, 8)
+        torch.testing.assert_close(traced(y), linear(y) + 1)
+        torch.testing.assert_close(exported(x), linear(x))
+        assert str(inspect.signature(fast.forward)) == str(inspect.signature(linear.forward))
+
+
+class Plain:
+    """No module, but holds one."""
+
+    def __init__(self) -> None:
+        self.linear, self.scale = nn.Linear(8, 8), 2.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+    def shifted(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.scale
+
+
+@pytest.mark.parametrize("of", [lambda p: p, lambda p: p.shifted, lambda p: functools.partial(p.shifted)])
+def test_attributes_of_plain_objects_are_the_models_too(of: Callable[[Plain], Callable[..., Any]]) -> None:
+    model, x = Plain(), torch.randn(3, 8)
+    with torch.no_grad(), hotfuse.jit(of(model), settings=INLINE) as fast:
+        warm(fast, x)
+        model.scale = 5.0
+        torch.testing.assert_close(fast(x), of(model)(x))
+        model.linear = nn.Linear(8, 8)
+        torch.testing.assert_close(fast(x), of(model)(x))

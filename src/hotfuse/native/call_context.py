@@ -2,7 +2,7 @@
 # Torch has no public question for its dispatch modes and keys.
 """What is around a call, besides its tensors, in one native question: `around() -> int`.
 
-    -1               the caller changed what torch's operators mean: autocast, or a function or dispatch mode
+    -1               the caller changed what torch's operators mean: autocast, a function or dispatch mode, or `torch.jit.trace`
     2 * d + g        nothing of that; d is the number of the default dtype, g is 1 where gradients are enabled
 
 Asked from Python these are five calls and a quarter of a microsecond. The functions are torch's own, by their mangled names; before
@@ -34,6 +34,7 @@ Around = Callable[[], int]
 _FUNCTIONS = {
     "functions": "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
     "dispatches": "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "included": "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
     "excluded": "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE",
     "gradients": "_ZN3c108GradMode10is_enabledEv",
     "default_dtype": "_ZN3c1017get_default_dtypeEv",
@@ -42,7 +43,7 @@ _FUNCTIONS = {
 
 def asked_in_python() -> int:
     """The same, asked one by one."""
-    if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
+    if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack() or _C._is_tracing():
         return CHANGED
     return usual(torch.is_grad_enabled())
 
@@ -67,19 +68,23 @@ def _text() -> str:
     def step(name: str, question: str, then: str) -> str:
         return f"{name}:\n{question}\n  br i1 %{name}.usual, label %{then}, label %changed\n"
 
-    keys = list(_autocast_keys())
-    names = ["functions", "dispatches", *(f"key{k}" for k in keys), "usual"]
+    keys, tracer = list(_autocast_keys()), int(_C._parse_dispatch_key("Tracer"))
+    names = ["functions", "dispatches", "tracer", *(f"key{k}" for k in keys), "usual"]
     steps = [
         step(name, f"  %{name}.n = call i64 @{name}()\n  %{name}.usual = icmp eq i64 %{name}.n, 0", then)
         for name, then in pairwise(names[:3])
     ] + [
+        step("tracer", f"  %tracer.on = call zeroext i1 @included(i16 zeroext {tracer})\n  %tracer.usual = xor i1 %tracer.on, 1",
+             names[3])
+    ] + [
         step(f"key{k}", f"  %key{k}.usual = call zeroext i1 @excluded(i16 zeroext {k})", then)
-        for k, then in zip(keys, names[3:], strict=True)
+        for k, then in zip(keys, names[4:], strict=True)
     ]
     return f"""
 declare i64 @functions()
 declare i64 @dispatches()
 declare zeroext i1 @excluded(i16 zeroext)
+declare zeroext i1 @included(i16 zeroext)
 declare zeroext i1 @gradients()
 declare zeroext i16 @default_dtype()
 declare ptr @PyLong_FromLong(i64)
@@ -128,6 +133,10 @@ def _proven(around: Around) -> None:
             got, want = around(), asked_in_python()
         if got != want:
             raise InternalError("native code sees another state of torch than Python", because=f"{got}, not {want}")
+    seen: list[int] = []
+    torch.jit.trace(lambda x: (seen.append(around()), x + 1)[1], torch.ones(1), check_trace=False)
+    if set(seen) != {CHANGED}:
+        raise InternalError("native code does not see torch.jit.trace")
     for key in _named():
         with _C._SetExcludeDispatchKeyGuard(key, False):  # noqa: FBT003 - torch takes it by place
             if around() != CHANGED:

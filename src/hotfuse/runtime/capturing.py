@@ -279,6 +279,12 @@ class Capturer:
         if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
             self._log.count("lazy_inputs")
             return None
+        if odd := [t for t in leaves if t.layout is not torch.strided or t.is_nested]:
+            if "inputs_of_other_layouts" not in self._log.counts:
+                said = "nested" if odd[0].is_nested else str(odd[0].layout)
+                self._log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self._model.name, because=f"an argument is a {said} tensor")
+            self._log.count("inputs_of_other_layouts")
+            return None
         watch = self._plans.watch if not self._under_way else None  # a capture makes sure by itself, and calls need not meanwhile
         if watch is not None and (change := watch.check()) is not WeightChange.NONE:
             self._plans.changed(change, watch)  # what was refused may be possible now

@@ -204,7 +204,8 @@ class _Walk:
     def _object(self, value: Any) -> None:
         kind = type(value)
         self._classes[kind] = None
-        names = [n for c in kind.__mro__ for n, v in vars(c).items() if isinstance(v, types.MemberDescriptorType)]
+        classes = [vars(c) for c in kind.__mro__ if "__slots__" in vars(c)]  # native classes make some values anew at every look
+        names = [n for c in classes for n, v in c.items() if isinstance(v, types.MemberDescriptorType)]
         for name in names if len(names) <= MAX_ENTRIES and not foreign(kind) else ():
             if self._new_place(value, name):
                 self.found.slots.append((value, name))
