@@ -97,10 +97,10 @@ def _variables(function: types.FunctionType) -> list[tuple[Any, str]]:
 
 def reads(modules: Sequence[nn.Module], functions: Iterable[Callable[..., Any]] = (), values: Iterable[Any] = ()) -> Reads:
     """What the code of modules and functions reads; `values` are taken to be read."""
-    return _Walk(modules, [*functions, *values]).found
+    return _CodeWalk(modules, [*functions, *values]).found
 
 
-class _Walk:
+class _CodeWalk:
     """One walk from code to what it reads, and to the code of that."""
 
     def __init__(self, modules: Sequence[nn.Module], begin: list[Any]) -> None:
