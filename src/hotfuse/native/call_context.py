@@ -68,7 +68,8 @@ def _text() -> str:
     def step(name: str, question: str, then: str) -> str:
         return f"{name}:\n{question}\n  br i1 %{name}.usual, label %{then}, label %changed\n"
 
-    keys, tracer = list(_autocast_keys()), int(_C._parse_dispatch_key("Tracer"))
+    key: Any = _C._parse_dispatch_key("Tracer")
+    keys, tracer = list(_autocast_keys()), int(key)
     names = ["functions", "dispatches", "tracer", *(f"key{k}" for k in keys), "usual"]
     steps = [
         step(name, f"  %{name}.n = call i64 @{name}()\n  %{name}.usual = icmp eq i64 %{name}.n, 0", then)

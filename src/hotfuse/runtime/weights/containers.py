@@ -44,7 +44,7 @@ _Cached = type(functools.lru_cache(lambda: None))
 _ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
 
 
-class Cell:
+class ClosureCell:
     """A closure's variable, readable like a mapping."""
 
     def __init__(self, cell: types.CellType) -> None:
@@ -65,7 +65,7 @@ class Reads:
     """Those of objects among them: any entry counts."""
     lists: list[list[Any]] = field(default_factory=list[list[Any]])
     names: list[tuple[Any, str]] = field(default_factory=list[tuple[Any, str]])
-    """Variables: a dict of globals, of a module, or a `Cell`, and the name."""
+    """Variables: a dict of globals, of a module, or a `ClosureCell`, and the name."""
     entries: list[tuple[dict[str, Any], str]] = field(default_factory=list[tuple[dict[str, Any], str]])
     """Methods and values of classes: the class's dict and the name."""
     functions: list[types.FunctionType] = field(default_factory=list[types.FunctionType])
@@ -92,7 +92,7 @@ def _variables(function: types.FunctionType) -> list[tuple[Any, str]]:
     """The global and closure variables a function names: what it means when they are rebound."""
     space = function.__globals__
     cells = zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)
-    return [*((space, n) for n in _globals_of(function.__code__) if n in space), *((Cell(c), n) for c, n in cells)]
+    return [*((space, n) for n in _globals_of(function.__code__) if n in space), *((ClosureCell(c), n) for c, n in cells)]
 
 
 def reads(modules: Sequence[nn.Module], functions: Iterable[Callable[..., Any]] = (), values: Iterable[Any] = ()) -> Reads:
@@ -136,7 +136,7 @@ class _CodeWalk:
 
     def _new_place(self, owner: Any, name: str) -> bool:
         """Whether a place was not met before, and there is room for it."""
-        key = (id(owner.cell if isinstance(owner, Cell) else owner), name)
+        key = (id(owner.cell if isinstance(owner, ClosureCell) else owner), name)
         if key in self._places or len(self._places) >= MAX_NAMES:
             return False
         self._places.add(key)

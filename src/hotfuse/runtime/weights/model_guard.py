@@ -30,7 +30,7 @@ from torch import nn
 
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.weights.class_code import dicts_of, same_entry, unwrapped
-from hotfuse.runtime.weights.containers import Cell, reads
+from hotfuse.runtime.weights.containers import ClosureCell, reads
 from hotfuse.runtime.weights.read_values import ReadValues
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ class ModelGuard:
         return Noted(
             [d for d, _ in tagged] or self._dicts,
             [*places[: self._inside], *self._methods],
-            [(d, k, v) for d, k, v in outside if not isinstance(d, Cell)],
-            [(c.cell, v) for c, _, v in outside if isinstance(c, Cell)],
+            [(d, k, v) for d, k, v in outside if not isinstance(d, ClosureCell)],
+            [(c.cell, v) for c, _, v in outside if isinstance(c, ClosureCell)],
             [(t, a, versions.get(id(t), UNVERSIONED)) for t, a in zip(self._tensors, self._addresses, strict=True)],
             tuple(zip(self._lists, self._noted_items(), strict=True)),
             self._values.noted(tagged=bool(tagged)),
