@@ -1,6 +1,7 @@
 """softmax(Q Kᵀ · scale + mask) V as one tile program: no score leaves the core's caches.
 
     parallel (batch, head, panel of queries)
+      keys that the mask leaves to the panel    found in the mask (`seen_keys`); all where it shows no structure
       Qt = (Q · scale)ᵀ                         queries become lanes: every later step is plain vector arithmetic
       for block of keys                         one block when all keys fit, else a running softmax
         P = K Qt + mask;  top = max over keys   register tiles of a few keys by all queries of the panel
@@ -37,6 +38,7 @@ from hotfuse.lower.cpu.attention.data import (
     power,
 )
 from hotfuse.lower.cpu.attention.few import attend_few, is_few
+from hotfuse.lower.cpu.attention.seen_keys import find_keys, pays, seen
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling
 from hotfuse.lower.cpu.tiling import balance
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -49,10 +51,13 @@ def attend(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
         attend_few(b, a, t)
         return
     panels = expr("ceildiv", a.queries, t.panel)
+    found = find_keys(b, a, t) if pays(a) else None
     with b.parallel("task", expr("*", a.batch, a.heads, panels)) as task:
         line, panel = apart(task.var, panels)
         batch, head = apart(line, a.heads)
-        Panel(b, a, t, batch, head, expr("*", panel, t.panel)).write()
+        first = expr("*", panel, t.panel)
+        with seen(b, a, t, found, (batch, head, panel, first)) as keys:
+            Panel(b, a, t, batch, head, first, keys).write()
 
 
 def apart(i: Dim, inner: Dim) -> tuple[Dim, Dim]:
@@ -75,12 +80,15 @@ class _Keys:
 class Panel:
     """The program of one panel: queries `first` and on of one head."""
 
-    def __init__(self, b: KernelBuilder, a: Attention, t: AttentionTiling, batch: Dim, head: Dim, first: Dim) -> None:
+    def __init__(
+        self, b: KernelBuilder, a: Attention, t: AttentionTiling, batch: Dim, head: Dim, first: Dim,
+        keys: tuple[Dim, Dim] | None = None,
+    ) -> None:  # fmt: skip
         self.b, self.a, self.t = b, a, t
         self.batch, self.head, self.query = batch, head, first
         whole = isinstance(a.queries, int) and a.queries % t.panel == 0
         self.count = t.panel if whole else expr("min", t.panel, remaining(a.queries, first))
-        self.begins, self.end = self.keys_of(first)
+        self.begins, self.end = self.keys_of(first) if keys is None else keys
         self.one_block: bool | None = a.keys <= t.block if isinstance(a.keys, int) else None
         """Whether all keys fit one block; None where that shows only at run time."""
         most = expr("+", expr("min", t.block, a.most_keys or a.keys), max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1))))
