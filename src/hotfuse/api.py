@@ -34,8 +34,9 @@ from hotfuse.compile.workers.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
+from hotfuse.frontends.made_of import hold
 from hotfuse.frontends.naming import Unnamed, structure_name
-from hotfuse.frontends.present import hold, keep, release
+from hotfuse.frontends.present import keep, release
 from hotfuse.frontends.ship import Shipment, ship
 from hotfuse.machine.heap import heap
 from hotfuse.pipeline import BIND, Units, compile_tier0

@@ -18,7 +18,9 @@ from hotfuse import Settings
 from hotfuse.specialize.table import PADDING, AttemptKey
 from tests.races import new_plans_win
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor is True")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor is True", "ignore:Support for mismatched",
+)
 INLINE = Settings(capture="inline", hot_calls=2)
 ROWS, LENGTH, WIDTH = 4, 16, 32
 
@@ -58,13 +60,27 @@ def hiding(kind: str, dtype: torch.dtype = torch.bool, dead: float = -math.inf) 
             hidden[1] = True
         case "none":
             hidden[:] = False
+        case "nothing is real":
+            hidden[:] = True
         case _:
             pass
     return hidden if dtype == torch.bool else torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, dead)
 
 
 def check(fast: Any, model: nn.Module, x: torch.Tensor, hidden: torch.Tensor) -> None:
+    """The same numbers, or the same words where eager has none."""
+    if bool((hidden != 0).all()) and _raised(model, x, hidden):
+        assert _raised(fast, x, hidden) == _raised(model, x, hidden)
+        return
     torch.testing.assert_close(fast(x, hidden), model(x, hidden), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def _raised(call: Any, x: torch.Tensor, hidden: torch.Tensor) -> str:
+    try:
+        call(x, hidden)
+    except RuntimeError as e:
+        return str(e)
+    return ""
 
 
 def entry_of(fast: Any) -> Any:
@@ -80,8 +96,8 @@ def test_what_eager_packs_is_packed_and_its_padded_rows_are_eagers(norm: bool) -
         check(fast, model, torch.randn(ROWS, LENGTH, WIDTH), hiding("behind"))
     entry = entry_of(fast)
     assert AttemptKey(PADDING) in entry.plan.layers, str(fast.explain())
-    plans, kinds = [entry.plan], ("behind", "holes", "left", "an empty sequence", "none")
-    for i in range(40):  # every call another kind
+    plans, kinds = [entry.plan], ("behind", "holes", "left", "an empty sequence", "none", "nothing is real")
+    for i in range(48):  # every call another kind
         check(fast, model, torch.randn(ROWS, LENGTH, WIDTH), hiding(kinds[i % len(kinds)]))
         plans.extend([entry.plan] if entry.plan is not plans[-1] else [])
     counted = sum((Counter(plan.counters()) for plan in plans), Counter[str]())
@@ -94,7 +110,7 @@ def test_a_mask_of_numbers_hides_what_eager_hides(dead: float) -> None:
     """Any number but 0 is padding, where eager packs and in its fused layers."""
     model = Encoder().eval()
     fast: Any = hotfuse.jit(model, settings=INLINE)
-    for kind in ("behind", "behind", "holes", "behind", "behind", "left", "behind", "behind"):
+    for kind in ("behind", "behind", "holes", "behind", "behind", "left", "an empty sequence", "nothing is real"):
         check(fast, model, torch.randn(ROWS, LENGTH, WIDTH), hiding(kind, torch.float32, dead))
     assert entry_of(fast).plan.tier >= 1, str(fast.explain())
 
@@ -106,6 +122,8 @@ def test_encoders_that_eager_does_not_pack_show_what_they_compute(heads: int, fi
     width = heads * WIDTH // 2
     for _ in range(5):
         check(fast, model, torch.randn(ROWS, LENGTH, width), hiding("behind"))
+    for kind in ("an empty sequence", "holes", "nothing is real"):
+        check(fast, model, torch.randn(ROWS, LENGTH, width), hiding(kind))
     assert bool(fast(torch.randn(ROWS, LENGTH, width), hiding("behind"))[:, -1].any())
 
 
@@ -127,3 +145,51 @@ def test_a_model_that_cannot_be_sent_is_traced_on_a_twin() -> None:
         check(fast, model, torch.randn(ROWS, LENGTH, WIDTH), hiding("behind"))
     assert entry_of(fast).plan.tier >= 1, str(fast.explain())
     assert "forward" not in vars(model.encoder)
+
+
+class Attended(nn.Module):
+    """Attention alone, which eager fuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+
+
+class Layer(nn.Module):
+    """A layer by itself, causal as well where that is asked."""
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 64, batch_first=True)
+        self.register_buffer("later", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1) if causal else None)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, src_mask=self.later, src_key_padding_mask=hidden)
+
+
+@pytest.mark.parametrize("model", [Attended(), Layer(causal=False), Layer(causal=True)], ids=["attention", "layer", "causal layer"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=["bools", "numbers"])
+def test_queries_without_keys_are_nan_as_in_eagers_fused_layers(model: nn.Module, dtype: torch.dtype) -> None:
+    """Whatever the tier; with gradients they are 0, as eager's own."""
+    model.eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    for kind in ("behind", "an empty sequence", "left") * 2 + ("behind", "behind", "an empty sequence", "left", "nothing is real"):
+        check(fast, model, torch.randn(ROWS, LENGTH, WIDTH), hiding(kind, dtype, -2.0))
+    assert entry_of(fast).plan.tier >= 1, str(fast.explain())
+    with torch.enable_grad():
+        check(fast, model, torch.randn(ROWS, LENGTH, WIDTH), hiding("an empty sequence", dtype))
+
+
+def test_a_function_of_a_layer_is_traced_as_eager_runs_it() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 64, batch_first=True).eval()
+
+    def model(x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return layer(x, src_key_padding_mask=hidden)
+
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    for kind in ("behind", "behind", "an empty sequence", "behind"):
+        check(fast, model, torch.randn(ROWS, LENGTH, WIDTH), hiding(kind))  # type: ignore[arg-type]
+    assert entry_of(fast).plan.tier >= 0 and "forward" not in vars(layer), str(fast.explain())

@@ -6,9 +6,11 @@ model is traced, torch leaves that out. Padded rows of the graph would be other 
 refuse every capture. So the encoders of a model that is traced do the same in whole tensors:
 
     %front = all(%real[:, 1:] <= %real[:, :-1])                    whether padding lies behind all sequences
-    %y = masked_fill(layers(%x), %front & ~%real, 0)               zeros there, and what layers make of other masks
+    %zero = zeros(1)[~any(%real)]                                  nested tensors of nothing raise; so does an index out of range
+    %y = masked_fill(layers(%x), %front & ~%real, %zero)           zeros there, and what layers make of other masks
 
-Padded rows that are zeros show nothing, so plans for live rows (`specialize.packing`) follow from it.
+Padded rows that are zeros show nothing, so plans for live rows (`specialize.packing`) follow from it. What is out of range is a
+fault: the model's own code answers, and raises in torch's words.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def without_nested_tensors(model: object) -> None:
-    """Have the encoders of a model that is about to be traced do what they do in eager; the model is nobody else's."""
-    for module in model.modules() if isinstance(model, nn.Module) else ():
+def without_nested_tensors(modules: Iterable[nn.Module]) -> None:
+    """Have the encoders of a model that is about to be traced do what they do in eager; they are nobody else's."""
+    for module in modules:
         if isinstance(module, nn.TransformerEncoder) and type(module).forward is nn.TransformerEncoder.forward:
             module.__dict__["forward"] = functools.partial(_encoded, module)
 
@@ -41,11 +44,15 @@ def _encoded(
     real = hidden.logical_not()
     front = (real[:, 1:] <= real[:, :-1]).all()
     dropped = front & real.logical_not()
-    if hidden.dtype != torch.bool:  # any number but 0 hides a key wholly, in torch's fused layers too
+    nothing = real.any().logical_not()
+    if hidden.dtype != torch.bool:
+        nothing = nothing & (hidden == hidden[:1, :1]).all()  # numbers that a trial draws are not alike, and hide everything
+        # any number but 0 hides a key wholly, in torch's fused layers too
         hidden = hidden.masked_fill(real.logical_not(), -math.inf)
     layers = copy.copy(encoder)
     layers.__dict__["_modules"] = {**encoder._modules, "norm": None}  # pyright: ignore[reportPrivateUsage]
-    output = forward(layers, src, None, hidden, is_causal).masked_fill(dropped.unsqueeze(-1), 0.0)
+    zero = torch.zeros(1, dtype=src.dtype, device=src.device)[nothing.long().reshape(1)]
+    output = forward(layers, src, None, hidden, is_causal).masked_fill(dropped.unsqueeze(-1), zero.reshape(()))
     norm: Any = encoder.norm
     return output if norm is None else norm(output)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,9 +73,9 @@ def _tensor(of: StandIn) -> Tensor:
     return of.hidden_tensor
 
 
-def over_padded_sequences(model: object) -> None:
-    """Have the recurrent layers of a model that is about to be traced take packed sequences; the model is nobody else's."""
-    for module in model.modules() if isinstance(model, nn.Module) else ():
+def over_padded_sequences(modules: Iterable[nn.Module]) -> None:
+    """Have the recurrent layers of a model that is about to be traced take packed sequences; they are nobody else's."""
+    for module in modules:
         if isinstance(module, _LAYERS) and type(module).forward in [kind.forward for kind in _LAYERS]:
             module.__dict__["forward"] = functools.partial(_layers, module)
 

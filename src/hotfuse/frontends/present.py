@@ -10,93 +10,22 @@ that tracing neither computes anything nor exchanges parameters under a thread t
 
 from __future__ import annotations
 
-import functools
 import itertools
-import types
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from hotfuse.base.errors import CaptureError
-from hotfuse.base.events import Why
-from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, Captured
+from hotfuse.frontends.made_of import PLAIN_TENSORS, PresentModel
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-MAX_OBJECTS = 200_000
-"""Objects that are looked through for tensors and modules."""
-_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
-
-
-@dataclass(frozen=True, slots=True)
-class PresentModel:
-    """A model that stays where it is, and what it is made of."""
-
-    target: Any
-    spec: Spec
-    tensors: tuple[torch.Tensor, ...]
-    modules: tuple[nn.Module, ...]
-
-
 _held: dict[int, PresentModel] = {}
 """By number; a fork inherits it."""
 _numbers = itertools.count()
-
-
-def hold(target: Any, spec: Spec) -> PresentModel:
-    """What a model is made of; raises CaptureError where that has no end."""
-    tensors: dict[int, torch.Tensor] = {}
-    modules: dict[int, nn.Module] = {}
-    seen: set[int] = set()
-    left: list[Any] = [target]
-    while left:
-        obj = left.pop()
-        if id(obj) in seen:
-            continue
-        seen.add(id(obj))
-        if len(seen) > MAX_OBJECTS:
-            raise CaptureError("the model cannot be looked through", because=f"it holds more than {MAX_OBJECTS} objects",
-                               why=Why.NOT_SENDABLE)  # fmt: skip
-        if isinstance(obj, torch.Tensor):
-            if type(obj) in _TENSORS:
-                tensors[id(obj)] = obj
-            continue
-        if isinstance(obj, nn.Module):
-            modules[id(obj)] = obj
-        left.extend(_parts(obj))
-    return PresentModel(target, spec, tuple(tensors.values()), tuple(modules.values()))
-
-
-def _parts(obj: Any) -> Iterator[Any]:
-    """The objects that one refers to and that may lead to tensors or modules."""
-    if isinstance(obj, dict):
-        yield from obj.values()
-    elif isinstance(obj, list | tuple | set | frozenset):
-        yield from obj
-    elif isinstance(obj, types.FunctionType):
-        for cell in obj.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-        yield from (obj.__globals__[n] for n in obj.__code__.co_names if isinstance(obj.__globals__.get(n), _LEADING))
-        yield from obj.__defaults__ or ()
-    elif isinstance(obj, types.MethodType):
-        yield from (obj.__self__, obj.__func__)
-    elif isinstance(obj, functools.partial):
-        yield from (obj.func, obj.args, obj.keywords)
-    elif isinstance(obj, nn.Module) or not (
-        isinstance(obj, type | types.ModuleType) or type(obj).__module__.partition(".")[0] in ("torch", "builtins")
-    ):
-        yield from getattr(obj, "__dict__", {}).values()
-
-
-_LEADING = (nn.Module, torch.Tensor, types.FunctionType)
 
 
 def keep(held: PresentModel) -> int:
@@ -116,9 +45,7 @@ def capture_present(number: int, call: CallSpec) -> Captured:
     from torch._subclasses.fake_tensor import FakeTensorMode  # and sympy behind it: by those alone who trace
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    from hotfuse.frontends.nested import without_nested_tensors
-    from hotfuse.frontends.packed_sequences import over_padded_sequences
-    from hotfuse.frontends.torch_module import capture
+    from hotfuse.frontends.torch_module import capture, traced_as_in_eager
 
     held = _held[number]
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
@@ -126,8 +53,10 @@ def capture_present(number: int, call: CallSpec) -> Captured:
     target = held.target
     if isinstance(target, nn.Module):
         target = _twin(target, mode, fakes, {})
-        without_nested_tensors(target)
-        over_padded_sequences(target)
+        traced_as_in_eager(target.modules())
+    elif fused := next((m for m in held.modules if isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer))), None):
+        raise CaptureError(f"a function that leads to a {type(fused).__name__} cannot be traced beside its use",
+                           because="its masks mean something else in a trace, and the module is the user's own")  # fmt: skip
     return capture(target, held.spec, held.tensors, call, mode, [fakes.get(id(t), t) for t in held.tensors])
 
 
@@ -143,7 +72,7 @@ def _twin(module: nn.Module, mode: FakeTensorMode, fakes: dict[int, torch.Tensor
     made.__dict__.update(module.__dict__)
 
     def fake(t: torch.Tensor | None) -> torch.Tensor | None:
-        if t is None or type(t) not in _TENSORS:
+        if t is None or type(t) not in PLAIN_TENSORS:
             return t
         if id(t) not in fakes:
             with mode:

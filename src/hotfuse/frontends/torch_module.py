@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from hotfuse.base.state import contents, take_after
 from hotfuse.base.structure import Spec, StructureBuilder
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
+from hotfuse.frontends.fused_layers import with_eagers_masks
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
+from hotfuse.frontends.made_of import hold
 from hotfuse.frontends.nested import without_nested_tensors
 from hotfuse.frontends.packed_sequences import over_padded_sequences, padded
 from hotfuse.frontends.ship import TensorInfo, describe, unship
@@ -91,9 +93,16 @@ def capture_shipment(blob: bytes, call: CallSpec) -> Captured:
     """Capture what `ship((module, spec))` packed."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     target, spec, tensors = unship(blob, mode)
-    without_nested_tensors(getattr(target, "__self__", target))
-    over_padded_sequences(getattr(target, "__self__", target))
+    traced_as_in_eager(hold(target, spec).modules)
     return capture(target, spec, tensors, call, mode)
+
+
+def traced_as_in_eager(modules: Iterable[nn.Module]) -> None:
+    """Have modules that are traced, and nobody else's, compute what they do in eager, where torch runs other code for a trace."""
+    modules = tuple(modules)
+    without_nested_tensors(modules)
+    with_eagers_masks(modules)
+    over_padded_sequences(modules)
 
 
 def capture(
