@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx import ModelProto
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx import limits
+from hotfuse.frontends.onnx.model import OnnxNode
 from hotfuse.ops import control
 from hotfuse.session import InferenceSession
 from tests.faults import make_models as mk
@@ -142,3 +144,16 @@ def test_reckoned_sizes_cover_real_ones(made: ModelProto, want: list[int]) -> No
     attrs = {a.name: mk.helper.get_attribute_value(a) for a in proto.attribute}
     reckoned = limits.PREDICT[proto.op_type](args, attrs)
     assert y.size - 1 < reckoned <= 4 * max(y.size, 16)
+
+
+def test_a_size_that_fits_lets_no_larger_one_through() -> None:
+    """Sizes are reckoned anew when they change; nothing is allocated here."""
+    calls: list[Any] = []
+    pooled = limits.guard(OnnxNode("MaxPool", "", ("x",), ("y",)), {}, lambda x: calls.append(x.shape))
+    small, large = torch.empty(1, 3, 8, 8), torch.empty(1, 3, 2**22, 2**22, device="meta")
+    pooled(small)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="would make a result"):
+            pooled(large)
+    pooled(small)
+    assert len(calls) == 2

@@ -129,26 +129,31 @@ def _conv_transpose(args: Sequence[Any], attrs: Attrs) -> float:
     return batch * args[1].shape[1] * int(attrs.get("group", 1)) * max(math.prod(full), math.prod(asked[-rank:]))
 
 
+_CHANNELS: dict[str, Callable[[Sequence[Any]], int]] = {
+    "AveragePool": lambda a: a[0].shape[1],
+    "Conv": lambda a: a[1].shape[0],
+    "LpPool": lambda a: a[0].shape[1],
+    "MaxPool": lambda a: a[0].shape[1],
+    "QLinearConv": lambda a: a[3].shape[0],
+}
+"""Of the result, for operators with windows: their prediction follows from this and the first input's shape."""
+
 PREDICT: dict[str, Predict] = {
+    **{op: _windows(channels) for op, channels in _CHANNELS.items()},
     "AffineGrid": lambda a, at: 3 * _shape_given(a, at, 1),
-    "AveragePool": _windows(lambda a: a[0].shape[1]),
     "BlackmanWindow": lambda a, at: _numbers(a[0])[0],
     "CenterCropPad": _crop,
     "Col2Im": lambda a, at: a[0].shape[0] * a[0].shape[1] * _shape_given(a, at, 1),
     "ConstantOfShape": lambda a, at: _shape_given(a, at, 0),
-    "Conv": _windows(lambda a: a[1].shape[0]),
     "ConvTranspose": _conv_transpose,
     "Expand": _expand,
     "HammingWindow": lambda a, at: _numbers(a[0])[0],
     "HannWindow": lambda a, at: _numbers(a[0])[0],
-    "LpPool": _windows(lambda a: a[0].shape[1]),
-    "MaxPool": _windows(lambda a: a[0].shape[1]),
     "MaxUnpool": lambda a, at: _shape_given(a, at, 2),
     "MelWeightMatrix": lambda a, at: _numbers(a[0])[0] * _numbers(a[1])[0],
     "Multinomial": lambda a, at: a[0].shape[0] * at.get("sample_size", 1),
     "OneHot": _one_hot,
     "Pad": _pad,
-    "QLinearConv": _windows(lambda a: a[3].shape[0]),
     "RandomNormal": lambda a, at: _shape_given((), at, 0),
     "RandomUniform": lambda a, at: _shape_given((), at, 0),
     "Range": _range,
@@ -165,10 +170,33 @@ def guard(node: OnnxNode, attrs: Attrs, call: Callable[..., Any]) -> Callable[..
     predict = PREDICT.get(node.op) if node.domain == "" else None
     if predict is None:
         return call
-    chosen = predict
+    chosen, channels = predict, _CHANNELS.get(node.op)
+    if channels is not None:
+        return _guarded_by_shape(node, attrs, call, chosen, channels)
 
     def guarded(*args: Any) -> Any:
         check(node, args, attrs, chosen)
+        return call(*args)
+
+    return guarded
+
+
+def _guarded_by_shape(
+    node: OnnxNode, attrs: Attrs, call: Callable[..., Any], predict: Predict, channels: Callable[[Sequence[Any]], int]
+) -> Callable[..., Any]:  # fmt: skip
+    """The same, reckoned anew when sizes change: in small layers the reckoning took longer than the layer."""
+    fits: tuple[Any, Any, int] | None = None
+
+    def guarded(*args: Any) -> Any:
+        nonlocal fits
+        first = args[0]
+        try:
+            sizes = (first.shape, first.dtype, channels(args))
+        except (LookupError, AttributeError):
+            return call(*args)  # malformed arguments: the operator itself says what is wrong with them
+        if sizes != fits:
+            check(node, args, attrs, predict)
+            fits = sizes
         return call(*args)
 
     return guarded
