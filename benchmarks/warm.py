@@ -91,9 +91,10 @@ def start(models: list[str], seconds: float) -> None:
             if zoo.load(name).path is not None:
                 calls: dict[str, int] = {}
                 for who in ("hotfuse", "ort"):
-                    env = {**os.environ, "HOTFUSE_CACHE_DIR": home, "OMP_NUM_THREADS": "1"}
-                    done = subprocess.run([sys.executable, "-m", "benchmarks.start", "--child", who, "--models", name, "--seconds",
-                                           str(seconds)], env=env, text=True, capture_output=True, check=True)  # fmt: skip
+                    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+                    asked = ["--child", who, "--models", name, "--seconds", str(seconds), "--folder", home]
+                    command = [sys.executable, "-m", "benchmarks.start", *asked]
+                    done = subprocess.run(command, env=env, text=True, capture_output=True, check=True)
                     calls[who] = json.loads(done.stdout.splitlines()[-1])["calls"]
                 line += f"; first {seconds:g} s of a third {calls['hotfuse'] / calls['ort']:.2f}x ONNX Runtime"
             print(line, flush=True)
