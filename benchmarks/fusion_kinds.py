@@ -25,10 +25,11 @@ from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.compile.unit.contest import MIN_GAIN, UnitContests
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.units import measuring
-from hotfuse.fusion.candidates import CandidateKind, FusionCandidate, Generator
+from hotfuse.fusion.candidates import FusionCandidate, Generator
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.engine import Side, apart
 from hotfuse.fusion.groups import Group, group
+from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.ir.graph import Graph
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hotfuse.compile.unit.kernel_cache import kernel_cache
-from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.crossover import MAX_WAYS, Variant, crossovers, refined
 from hotfuse.fusion.forecast import Figures
+from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Diagnosis, Ledger, Profile, Strategy, diagnose
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.work import Candidate

@@ -21,12 +21,12 @@ from hotfuse.compile.unit.planning import Gate, adjusted
 from hotfuse.compile.unit.units import measuring
 from hotfuse.compile.variants.trial import attempt
 from hotfuse.fusion.bandit import Arm, Bandit, Budget, Option
-from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.criteria import Criterion
 from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Planned, Side, apart
 from hotfuse.fusion.explain import edges, line, lines, to_dict
 from hotfuse.fusion.forecast import Figures, RooflinePredictor, spilled
 from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.layout import channels_last, regions
 from hotfuse.fusion.worth import Gain, Horizon, PredictedCost, gain, value
 from hotfuse.hpm.work import Candidate as Question

@@ -12,11 +12,11 @@ from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.fusion import looking
-from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Planned
 from hotfuse.fusion.explain import lines
 from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.fusion.groups import group
+from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.steps import Side
 from hotfuse.fusion.worth import Gain, PredictedCost, gain
 

@@ -33,6 +33,7 @@ WHOLE = frozenset({FUSED, PACKED, BOUNDED})
 """Attentions that are one node."""
 _PRODUCTS = frozenset({"aten.matmul", "aten.bmm"})
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
+_ATTENDING = _SOFTMAX | {FUSED}
 _FILLED = {"aten.full": "fill_value", "aten.full_like": "fill_value", "aten.scalar_tensor": "s"}
 _MAX_RANK = 4
 HIDES = 1e4
@@ -60,6 +61,11 @@ class Written:
     """Added to the scores before the mask is, or behind it."""
     fill: float = -math.inf
     """What scores of hidden keys are, where a bool mask hides them."""
+
+
+def attends(graph: Graph) -> bool:
+    """Whether a graph has anything that may be attention, told by the names of its operators alone."""
+    return any(packet(n.op) in _ATTENDING for n in graph.nodes)
 
 
 def written(graph: Graph, *, loosely: bool = False) -> tuple[Written, ...]:

@@ -13,10 +13,9 @@ from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import Bound, CorePeaks, Work
 from hotfuse.compile.graph import CompileGraph, GraphLevel, Unit, UnitState, UseSite
 from hotfuse.compile.value import Facts
-from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.criteria import FusionSide, judge
 from hotfuse.fusion.groups import MAX_NODES
-from hotfuse.fusion.kinds import GroupKind
+from hotfuse.fusion.kinds import CandidateKind, GroupKind
 from hotfuse.hpm.bottleneck import Bottleneck
 from hotfuse.partition.change import CannotChange
 from hotfuse.partition.manager import fuse, part_needs, reads_from

@@ -16,7 +16,6 @@ Reasons say what can be known without building anything; the engine weighs the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.base.lazy_dataclass import dataclass
@@ -24,7 +23,7 @@ from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import ANCHORS, Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import live_values
 from hotfuse.fusion.groups import MAX_NODES, Group, node_kind
-from hotfuse.fusion.kinds import WHOLE_GROUPS, GroupKind
+from hotfuse.fusion.kinds import WHOLE_GROUPS, CandidateKind, GroupKind
 from hotfuse.fusion.layout import CONVERTS
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.rewrites import Rewritten, recomputed, rows_of, tiled
@@ -40,20 +39,6 @@ CHEAP_NODES = 4
 """Most nodes that are computed again rather than stored."""
 MAX_SIBLINGS = 3
 """Neighbours in the list of a value's readers that are looked at for a common kernel."""
-
-
-class CandidateKind(StrEnum):
-    """Ways to change what is built."""
-
-    VERTICAL = "vertical"
-    EPILOGUE = "epilogue"
-    PROLOGUE = "prologue"
-    HORIZONTAL = "horizontal"
-    TILING = "tiling"
-    RECOMPUTE = "recompute"
-    SPLIT = "split"
-    LIBRARY = "library"
-    LAYOUT = "layout"
 
 
 @dataclass(frozen=True, slots=True)

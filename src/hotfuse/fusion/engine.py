@@ -22,12 +22,12 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective
 from hotfuse.fusion import looking
 from hotfuse.fusion.bandit import Bandit, Budget, Option
-from hotfuse.fusion.candidates import CandidateKind, FusionCandidate, Generator, kind_of
+from hotfuse.fusion.candidates import FusionCandidate, Generator, kind_of
 from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.fusion.groups import Group
-from hotfuse.fusion.kinds import WHOLE_GROUPS, GroupKind
+from hotfuse.fusion.kinds import WHOLE_GROUPS, CandidateKind, GroupKind
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.steps import Side, conversions, differing, ops, regrouped, rewritten
 from hotfuse.fusion.worth import NOTHING, Gain, Horizon, PredictedCost, cost, gain, score, value

@@ -1,4 +1,4 @@
-"""What kind of kernel a group of nodes asks for: the loop nest at its centre decides."""
+"""Kinds of groups and of changes to them, by name, for those too who need nothing of what finds or prices them: it imports much."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from enum import StrEnum
 
 
 class GroupKind(StrEnum):
-    """By its centre. The values are the names on the wire and in the cache."""
+    """What kind of kernel a group of nodes asks for, by the loop nest at its centre. The values are names on the
+    wire and in the cache.
+    """
 
     GEMM_WEIGHT = "contract"
     """A product with a weight, which is packed once."""
@@ -27,3 +29,17 @@ ANCHORS = frozenset(GroupKind) - {GroupKind.ROWS, GroupKind.LIBRARY}
 """Kinds with a loop nest that nothing else fits into."""
 WHOLE_GROUPS = frozenset({GroupKind.ATTENTION, GroupKind.RECURRENT, GroupKind.EXPERTS})
 """Kinds whose groups are found as a whole: nobody joins or divides them later."""
+
+
+class CandidateKind(StrEnum):
+    """Ways to change what is built."""
+
+    VERTICAL = "vertical"
+    EPILOGUE = "epilogue"
+    PROLOGUE = "prologue"
+    HORIZONTAL = "horizontal"
+    TILING = "tiling"
+    RECOMPUTE = "recompute"
+    SPLIT = "split"
+    LIBRARY = "library"
+    LAYOUT = "layout"

@@ -15,10 +15,10 @@ from hotfuse.compile.learn.learned import foresight, trust
 from hotfuse.compile.request_context import strategies
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion import explain
-from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.engine import Contest, FusionPlanner
 from hotfuse.fusion.forecast import Predictor, Trained
 from hotfuse.fusion.groups import Group
+from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.ir.graph import Graph

@@ -17,6 +17,7 @@ from importlib import import_module
 
 import torch
 
+from hotfuse.analysis.attention import attends
 from hotfuse.analysis.ties import quanta_of
 from hotfuse.backends import registry
 from hotfuse.base.errors import HotfuseError
@@ -217,6 +218,8 @@ class Improver:
         tier1 = partial(fused, self._context, entry, partial(self._try, entry))
 
         def propose() -> Attempt | None:
+            if not attends(entry.baseline.graph):  # what follows imports much, while nothing is compiled yet
+                return tier1()
             from hotfuse.runtime.tierup.rows import packs
             from hotfuse.runtime.tierup.tier2 import packed_first
 

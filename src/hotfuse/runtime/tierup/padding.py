@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.analysis.attention import FUSED
+from hotfuse.analysis.attention import attends
 from hotfuse.analysis.mask_facts import MaskInput, mask_axes
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import InternalError
@@ -22,7 +22,6 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.literals import with_numbers
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, TensorType
-from hotfuse.ops.table import packet
 from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.packing import MOSTLY_LIVE, MaskPacker, PackedRun, Padded
 from hotfuse.runtime.tierup.device_padding import device_packed_plan
@@ -46,13 +45,11 @@ LIBRARY_LIVE = 0.75
 kernels are there, each run beside calls holds those up, and what it saves of rows is more than gathering them takes."""
 SLOW_S = 0.1
 """A first run that takes so long counts like others: what warming up adds does not show in it."""
-_SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
 _MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.F32})
 
 def may_be_padded(graph: Graph) -> bool:
     """Whether a graph has attention and an input that could be a mask."""
-    ops = {packet(n.op) for n in graph.nodes}
-    return bool(ops & {FUSED, *_SOFTMAX}) and any(_is_mask(v) for v in graph.inputs)
+    return attends(graph) and any(_is_mask(v) for v in graph.inputs)
 
 
 def enough_seen(graph: Graph, taken: int, calls: Sequence[Call]) -> bool:
