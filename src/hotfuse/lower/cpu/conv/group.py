@@ -246,7 +246,7 @@ class _ConvGroup:
         columns = conv.spatial_phases[self._row_dim()][0].axis
         source = PackSource(conv.weight.name, WeightOrder.WINDOW, conv.channels)
         packed, spec = self._packed([source], math.prod(conv.windows), self.core.lanes)
-        most = max(2, min(_MOST_OWN, self.core.registers - columns.window - 2))
+        most = conv_shape.fewest_kinds(columns, max(2, min(_MOST_OWN, self.core.registers - columns.window - 2)), together=False)
         task = self._task(place, packed, [dim[0] for dim in conv.spatial_phases])
         depthwise(self.builder, task, spec.nr, most, conv.channels, self.finish, self.core.l1, self.core.threads)
         return packed, spec

@@ -186,6 +186,19 @@ def strips(axis: Axis, most: int, *, together: bool) -> tuple[Strip, ...]:
     return tuple(found)
 
 
+def fewest_kinds(axis: Axis, most: int, *, together: bool) -> int:
+    """Of heights up to `most`, and not much lower, the one that cuts a row into the least code: every strip is written out. A row
+    of 160 is blocks of 14 and of 13, with other ones at both ends, or blocks of 10 alone.
+    """
+    if not axis.static:
+        return most
+
+    def written(height: int) -> int:
+        return sum(strip.block.rows for strip in strips(axis, height, together=together))
+
+    return min(range(most, most - most // 3 - 1, -1), key=written)
+
+
 def heights(most: int) -> tuple[int, ...]:
     """Heights of blocks that make up any number of pixels: the most, then powers of two below it."""
     return (most, *(h for h in (32, 16, 8, 4, 2, 1) if h < most))
