@@ -30,12 +30,15 @@ from hotfuse.compile.request_bodies import (
 )
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
+from hotfuse.frontends.captured import Captured
+from hotfuse.frontends.spared import spare_no_more, spared
 from hotfuse.lower.common.effort import REQUEST_STEPS, limited
 
 Header = dict[str, Any]
 
 
 def _torch(request: TorchCapture, blobs: list[bytes]) -> wire.Message:
+    spare_no_more()
     from hotfuse.frontends.torch_module import capture_shipment  # torch.export takes a second to import
     from hotfuse.frontends.tracing import tracing
 
@@ -45,6 +48,7 @@ def _torch(request: TorchCapture, blobs: list[bytes]) -> wire.Message:
 
 
 def _present(request: PresentCapture, _blobs: list[bytes]) -> wire.Message:
+    spare_no_more()
     from hotfuse.frontends.present import capture_present
     from hotfuse.frontends.tracing import tracing
 
@@ -57,21 +61,31 @@ def _onnx(request: OnnxCapture, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.onnx.capture import capture_shipment as capture_onnx  # a PyTorch user never pays for ONNX
     from hotfuse.frontends.tracing import tracing
 
-    with tracing():
-        done = captured(lambda: capture_onnx(blobs[0], wire.call_from_json(dict(request.call))))
-    return wire.answer_to_message(done)
+    def capture() -> Captured:
+        with tracing():
+            return captured(lambda: capture_onnx(blobs[0], wire.call_from_json(dict(request.call))))
+
+    try:
+        return wire.answer_to_message(capture())
+    except HotfuseError:
+        if not spared():
+            raise
+    spare_no_more()
+    return wire.answer_to_message(capture())
 
 
 COMMON = ("torch.fx.experimental.symbolic_shapes", "hotfuse.simplify", "hotfuse.compile.unit.units", "hotfuse.compile.run.runs")
 """What captures and kernels of every model take, and a process that serves does not."""
 _FRONTS = {
     "torch": ("torch.export._trace", "hotfuse.frontends.torch_module"),
-    "onnx": ("torch.fx.experimental.validator", "hotfuse.frontends.onnx.capture"),
+    "onnx": ("torch._higher_order_ops.triton_kernel_wrap", "hotfuse.frontends.onnx.capture"),
 }
 
 
 def _ready(request: ReadyRequest, _blobs: list[bytes]) -> wire.Message:
     """Load what a kind of capture takes, so that the one that follows begins at once."""
+    if request.front == "torch":
+        spare_no_more()
     for module in _FRONTS[request.front]:
         import_module(module)
     return {"ok": True}, []

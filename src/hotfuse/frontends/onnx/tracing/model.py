@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import GuardSource, Source
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
@@ -99,6 +100,22 @@ def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTen
     )
 
 
+@dataclass(frozen=True)
+class SizeSource(Source):
+    """Where torch believes a size to come from: its name, and nothing that could be guarded on."""
+
+    called: str
+
+    @property
+    def guard_source(self) -> GuardSource:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of no frame of Python code."""
+        return GuardSource.CONSTANT
+
+    @property
+    def _name_template(self) -> str:
+        return self.called
+
+
 def fake_inputs(
     mode: FakeTensorMode, env: ShapeEnv, specs: Sequence[TensorSpec | None], types: Sequence[PortType]
 ) -> list[Any]:
@@ -107,8 +124,6 @@ def fake_inputs(
     So do unnamed ones of equal size in different inputs (batches, mostly): the graph then only serves calls where they are
     equal, which is checked like any repeated symbol, and some torch operators would fix them to a number otherwise.
     """
-    from torch._dynamo.source import ConstantSource
-
     named: dict[str, Any] = {}
     unnamed: dict[int, Any] = {}
     out: list[Any] = []
@@ -129,7 +144,7 @@ def fake_inputs(
             name = name if isinstance(name, str) and name.isprintable() and any(c.isalnum() for c in name) else None
             dim = named.get(name) if name is not None else unnamed.get(size)
             if dim is None:
-                source = ConstantSource(f"input{i}_{d}")
+                source = SizeSource(f"input{i}_{d}")
                 hint = size if size > 1 else 17 + 2 * len(out) + d  # 0 and 1 would be burnt in
                 dim = env.create_symintnode(
                     env.create_symbol(hint, source, DimDynamic.DYNAMIC), hint=hint, source=source

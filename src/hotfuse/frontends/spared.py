@@ -1,0 +1,114 @@
+"""Tracing without loading Dynamo: a file of operators has no Python code that it could compile.
+
+Torch's tracer imports Dynamo for two questions: whether its check of sizes by a theorem prover is on, and how to keep Dynamo from
+compiling the tracer's own functions; and Inductor for a setting. Loading them takes longer than capturing a small model. In a
+process that has not loaded them the answers are known: modules stand in that give these, and become the real ones when asked for
+anything else, as sizes that are symbols do. What fails meanwhile is done again with the real ones (`compile.requests`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from types import ModuleType
+from typing import Any
+
+from torch.fx.experimental import _config as sizes_config
+
+DYNAMO, INDUCTOR, VALIDATOR = "torch._dynamo", "torch._inductor", "torch.fx.experimental.validator"
+
+
+class StandIn(ModuleType):
+    """A module that is loaded when something is asked of it that is not known without."""
+
+    def __init__(self, name: str, known: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(name, "Stands in until it is needed.")
+        found = find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            self.__path__ = list(found.submodule_search_locations)
+        self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # whoever looks through all modules, and every import, asks
+            raise AttributeError(name)
+        if self.__name__ == INDUCTOR and find_spec(f"{INDUCTOR}.{name}") is not None:
+            raise AttributeError(name)  # a part that nobody has imported; an import that asks goes on to do it
+        return getattr(loaded(self.__name__), name)
+
+
+class _Parts(MetaPathFinder):
+    """Dynamo's parts import each other in circles that only its beginning gets through: for a part, the whole is loaded first."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Of a part that the whole has loaded meanwhile; None for whatever is found as ever."""
+        if fullname.rpartition(".")[0] != DYNAMO or not isinstance(sys.modules.get(DYNAMO), StandIn):
+            return None
+        loaded(DYNAMO)
+        return spec_from_loader(fullname, _There(sys.modules[fullname])) if fullname in sys.modules else None
+
+
+class _There(Loader):
+    """Of a module that is there already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Itself."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run."""
+        module.__spec__ = self._spec
+
+
+def loaded(name: str) -> ModuleType:
+    """The real module, in the place of what stands in for it."""
+    if not isinstance(sys.modules.get(name), StandIn):
+        return import_module(name)
+    del sys.modules[name]
+    parent, _, child = name.rpartition(".")
+    vars(sys.modules[parent]).pop(child, None)
+    made = import_module(name)
+    for part in [n for n in sys.modules if n.rpartition(".")[0] == name]:
+        vars(made).setdefault(part[len(name) + 1 :], sys.modules[part])  # what was imported before it was
+    return made
+
+
+def _disable(fn: Any = None, recursive: bool = True, **more: Any) -> Any:
+    """What the tracer's own functions are called through: themselves, as nothing here compiles what is called."""
+    if fn is not None and more == {"wrapping": False}:
+        return fn
+    return loaded(DYNAMO).disable(fn, recursive, **more)
+
+
+def _validates() -> bool:
+    return bool(sizes_config.translation_validation) and loaded(VALIDATOR).translation_validation_enabled()
+
+
+def spared() -> bool:
+    """Whether anything stands in for what is not loaded."""
+    return any(isinstance(sys.modules.get(name), StandIn) for name in (DYNAMO, INDUCTOR, VALIDATOR))
+
+
+def spare_no_more() -> None:
+    """Load what was stood in for, if anything was: Python code of a model may ask for all of it."""
+    for name in (DYNAMO, INDUCTOR, VALIDATOR):
+        if isinstance(sys.modules.get(name), StandIn):
+            loaded(name)
+
+
+def spare_dynamo() -> None:
+    """From now on, where it is not loaded yet. For workers: nothing is compiled by Dynamo there."""
+    answers = {DYNAMO: {"disable": _disable}, INDUCTOR: {}, VALIDATOR: {"translation_validation_enabled": _validates}}
+    for name, known in answers.items():
+        if name not in sys.modules:
+            sys.modules[name] = StandIn(name, known)
+    if isinstance(sys.modules[DYNAMO], StandIn):
+        import_module(f"{DYNAMO}.config")  # a table of settings, which is asked for by itself
+        if not any(isinstance(f, _Parts) for f in sys.meta_path):
+            sys.meta_path.insert(0, _Parts())

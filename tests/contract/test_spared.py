@@ -1,0 +1,44 @@
+"""Files are traced without Dynamo, which is loaded when something needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import inspect, sys
+import torch
+from hotfuse.frontends.spared import DYNAMO, StandIn, spare_dynamo, spare_no_more, spared
+
+assert DYNAMO not in sys.modules
+spare_dynamo()
+import hotfuse.compile.requests as requests
+from hotfuse.frontends.captured import TensorSpec
+from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.tracing.model import trace
+from onnx import TensorProto, helper
+
+requests._ready(requests.ReadyRequest("onnx"), [])
+given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+nodes = [helper.make_node("Softmax", ["x"], ["s"]), helper.make_node("Mul", ["s", "x"], ["y"])]
+module = OnnxModule(load(helper.make_model(helper.make_graph(nodes, "g", [given], [made])).SerializeToString()))
+x = torch.randn(3, 4)
+want = torch.softmax(x, -1) * x
+assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu")])(x)[0], want)
+assert spared() and isinstance(sys.modules[DYNAMO], StandIn), "a file with sizes that are numbers needs no Dynamo"
+inspect.getmodule(inspect.currentframe())  # looks at every module
+assert spared()
+assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)
+assert not isinstance(sys.modules[DYNAMO], StandIn), "symbols need it"
+spare_no_more()
+assert not spared()
+assert torch._dynamo is sys.modules[DYNAMO] and torch._dynamo.config is sys.modules[DYNAMO + ".config"]
+print("done")
+"""
+
+
+def test_dynamo_is_loaded_for_symbols_only() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "done", done.stderr[-2000:]
