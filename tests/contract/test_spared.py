@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import inspect, sys
 import torch
-from hotfuse.frontends.spared import DYNAMO, StandIn, spare_dynamo, spare_no_more, spared
+from hotfuse.frontends.spared import DYNAMO, UnloadedModule, spare_dynamo, spare_no_more, spared
 
 assert DYNAMO not in sys.modules
 spare_dynamo()
@@ -27,11 +27,11 @@ module = OnnxModule(load(helper.make_model(helper.make_graph(nodes, "g", [given]
 x = torch.randn(3, 4)
 want = torch.softmax(x, -1) * x
 assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu")])(x)[0], want)
-assert spared() and isinstance(sys.modules[DYNAMO], StandIn), "a file with sizes that are numbers needs no Dynamo"
+assert spared() and isinstance(sys.modules[DYNAMO], UnloadedModule), "a file with sizes that are numbers needs no Dynamo"
 inspect.getmodule(inspect.currentframe())  # looks at every module
 assert spared()
 assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)
-assert not isinstance(sys.modules[DYNAMO], StandIn), "symbols need it"
+assert not isinstance(sys.modules[DYNAMO], UnloadedModule), "symbols need it"
 spare_no_more()
 assert not spared()
 assert torch._dynamo is sys.modules[DYNAMO] and torch._dynamo.config is sys.modules[DYNAMO + ".config"]

@@ -22,7 +22,7 @@ from torch.fx.experimental import _config as sizes_config
 DYNAMO, INDUCTOR, VALIDATOR = "torch._dynamo", "torch._inductor", "torch.fx.experimental.validator"
 
 
-class StandIn(ModuleType):
+class UnloadedModule(ModuleType):
     """A module that is loaded when something is asked of it that is not known without."""
 
     def __init__(self, name: str, known: Mapping[str, Callable[..., Any]]) -> None:
@@ -45,7 +45,7 @@ class _Parts(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Of a part that the whole has loaded meanwhile; None for whatever is found as ever."""
-        if fullname.rpartition(".")[0] != DYNAMO or not isinstance(sys.modules.get(DYNAMO), StandIn):
+        if fullname.rpartition(".")[0] != DYNAMO or not isinstance(sys.modules.get(DYNAMO), UnloadedModule):
             return None
         loaded(DYNAMO)
         return spec_from_loader(fullname, _There(sys.modules[fullname])) if fullname in sys.modules else None
@@ -68,7 +68,7 @@ class _There(Loader):
 
 def loaded(name: str) -> ModuleType:
     """The real module, in the place of what stands in for it."""
-    if not isinstance(sys.modules.get(name), StandIn):
+    if not isinstance(sys.modules.get(name), UnloadedModule):
         return import_module(name)
     del sys.modules[name]
     parent, _, child = name.rpartition(".")
@@ -92,13 +92,13 @@ def _validates() -> bool:
 
 def spared() -> bool:
     """Whether anything stands in for what is not loaded."""
-    return any(isinstance(sys.modules.get(name), StandIn) for name in (DYNAMO, INDUCTOR, VALIDATOR))
+    return any(isinstance(sys.modules.get(name), UnloadedModule) for name in (DYNAMO, INDUCTOR, VALIDATOR))
 
 
 def spare_no_more() -> None:
     """Load what was stood in for, if anything was: Python code of a model may ask for all of it."""
     for name in (DYNAMO, INDUCTOR, VALIDATOR):
-        if isinstance(sys.modules.get(name), StandIn):
+        if isinstance(sys.modules.get(name), UnloadedModule):
             loaded(name)
 
 
@@ -107,8 +107,8 @@ def spare_dynamo() -> None:
     answers = {DYNAMO: {"disable": _disable}, INDUCTOR: {}, VALIDATOR: {"translation_validation_enabled": _validates}}
     for name, known in answers.items():
         if name not in sys.modules:
-            sys.modules[name] = StandIn(name, known)
-    if isinstance(sys.modules[DYNAMO], StandIn):
+            sys.modules[name] = UnloadedModule(name, known)
+    if isinstance(sys.modules[DYNAMO], UnloadedModule):
         import_module(f"{DYNAMO}.config")  # a table of settings, which is asked for by itself
         if not any(isinstance(f, _Parts) for f in sys.meta_path):
             sys.meta_path.insert(0, _Parts())
