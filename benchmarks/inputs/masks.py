@@ -63,7 +63,8 @@ def rows(quick: bool) -> list[dict[str, Any]]:
     """One line a mask."""
     torch.manual_seed(0)
     cases = [(128, "causal"), (128, "open")] if quick else [
-        *((n, "causal") for n in (128, 512, 1024)), (1024, "window"), *((n, kind) for kind in ("padding", "open") for n in (128, 512)),
+        *((n, "causal") for n in (128, 512, 1024)), (1024, "window"),
+        *((n, kind) for kind in ("padding", "open") for n in (128, 512)),
     ]  # fmt: skip
     found: list[dict[str, Any]] = []
     real = kernel.pays
