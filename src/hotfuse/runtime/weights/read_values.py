@@ -7,6 +7,7 @@ guard, or here.
 from __future__ import annotations
 
 import contextvars
+import operator
 import os
 import types
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from typing import Any
 
 from hotfuse.native.model_guard import NOT_SET, NotedValues
 from hotfuse.runtime.weights.containers import Reads
+
+_PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 
 
 def _environment() -> dict[Any, Any]:
@@ -33,7 +36,8 @@ class ReadValues:
     """A snapshot of such values."""
 
     def __init__(self, found: Reads) -> None:
-        self._functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
+        self._functions: list[types.FunctionType] = []
+        self._parts: list[list[Any]] = []
         self._slots = [(o, n, getattr(o, n, NOT_SET)) for o, n in found.slots]
         self._sets = [(s, set(s)) for s in found.sets]
         self._arrays = [(a, a.tobytes()) for a in found.arrays]
@@ -43,15 +47,15 @@ class ReadValues:
 
     def take(self, functions: Iterable[Any]) -> None:
         """Note functions as they are now."""
-        self._functions = [
-            (f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in functions if isinstance(f, types.FunctionType)
-        ]
+        self._functions = [f for f in functions if isinstance(f, types.FunctionType)]
+        self._parts = [list(map(part, self._functions)) for part in _PARTS]
 
     def difference(self) -> str:
         """What is another one than it was, in words; empty where nothing is."""
-        for f, code, defaults, named in self._functions:
-            if f.__code__ is not code or f.__defaults__ is not defaults or f.__kwdefaults__ is not named:
-                return f"the code or defaults of {f.__qualname__}"
+        for part, held in zip(_PARTS, self._parts, strict=True):
+            if not all(map(operator.is_, map(part, self._functions), held)):
+                changed = next(f for f, before in zip(self._functions, held, strict=True) if part(f) is not before)
+                return f"the code or defaults of {changed.__qualname__}"
         for o, name, held in self._slots:
             if getattr(o, name, NOT_SET) is not held:
                 return f"{type(o).__name__}.{name}"
@@ -68,7 +72,7 @@ class ReadValues:
         """For the native sweep; the environment is compared whole where dicts have no tags."""
         environment = [] if tagged else zip(self.environment, self._variables, strict=True)
         return NotedValues(
-            self._functions,
+            list(zip(self._functions, *self._parts, strict=True)),
             self._slots,
             [*self._sets, *environment],
             [(a.ctypes.data, before) for a, before in self._arrays],
