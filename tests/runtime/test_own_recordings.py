@@ -30,10 +30,11 @@ RACED = 40
 class OnCpu:
     """Records by keeping the inputs, replays by running on them; the model sleeps, a replay does not.
 
-    With slots: the guard looks into plain objects that a model's code reads, and this one is no part of what the model means.
+    Of the package, as real devices are: the guard looks into other objects that a model's code reads, and this one is no part of
+    what the model means.
     """
 
-    __slots__ = ("asleep", "bytes", "drained", "refuses", "spoils", "told")
+    __module__ = "hotfuse.backends"
 
     def __init__(self) -> None:
         self.asleep = False
@@ -498,7 +499,7 @@ class AsksWhetherRecorded(nn.Module):
 class Capturing(OnCpu):
     """Says that a stream is recorded while one is."""
 
-    __slots__ = ("recording",)
+    __module__ = "hotfuse.backends"
 
     def __init__(self) -> None:
         super().__init__()
