@@ -41,6 +41,11 @@ MAX_ARRAY_BYTES = 1 << 14
 _OPAQUE = (type, types.ModuleType, nn.Module, torch.Tensor)
 _PLAIN = (str, int, float, complex, bytes, type(None))
 _Cached = type(functools.lru_cache(lambda: None))
+_STOOD_IN_FOR = frozenset({
+    ("torch.cuda", "is_current_stream_capturing"), ("torch.cuda", "synchronize"),
+    ("sys", "stdout"), ("sys", "stderr"), ("io", "open"), ("warnings", "showwarning"),
+})  # fmt: skip
+"""What recordings and captures have others stand in for, for a while: no change of the model."""
 _ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
 
 
@@ -231,7 +236,7 @@ class _CodeWalk:
         if isinstance(value, types.ModuleType):
             space = vars(value)
             for name in sorted(names & space.keys()):
-                if self._new_place(space, name):
+                if (value.__name__, name) not in _STOOD_IN_FOR and self._new_place(space, name):
                     self.found.names.append((space, name))
                     if own:
                         self._named(space[name], names, own=own)
