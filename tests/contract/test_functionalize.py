@@ -124,6 +124,16 @@ def out_of_a_branch(x: Any) -> Any:
 
 
 @program
+def through_chunks(x: Any) -> Any:
+    h = x.clone()
+    a, b, c = h.chunk(3, -1)[0], h.chunk(3, dim=0)[2], h.narrow(1, 1, 2)
+    a *= 2
+    b.clamp_(min=0)
+    c -= 1
+    return h, a, b, c
+
+
+@program
 def operators_that_assign(x: Any) -> Any:
     mask = torch.ones(3, 4, dtype=torch.bool)
     mask[1:] &= x[1:] > 0

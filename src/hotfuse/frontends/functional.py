@@ -22,6 +22,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Value
+from hotfuse.ir.types import TensorType
 
 aten = torch.ops.aten
 Emit = Callable[..., Any]
@@ -156,6 +157,22 @@ def _split(emit: Emit, parent: Value, value: Value, view: ViewStep) -> Value:
     return emit(aten.slice_scatter.default, parent, value, dim, start, stop)
 
 
+def _chunk(emit: Emit, parent: Value, value: Value, view: ViewStep) -> Value:
+    chunks, dim = view.rest[0], _arg(view, 1, "dim", 0)
+    size = parent.type.shape[dim] if isinstance(parent.type, TensorType) and isinstance(dim, int) else None
+    if not (isinstance(size, int) and isinstance(chunks, int) and view.index is not None):
+        raise CaptureError("an in-place op writes through a chunk of symbolic size")
+    each = -(-size // chunks)
+    return emit(aten.slice_scatter.default, parent, value, dim, each * view.index, each * (view.index + 1))
+
+
+def _narrow(emit: Emit, parent: Value, value: Value, view: ViewStep) -> Value:
+    dim, start, length = view.rest
+    if not (isinstance(start, int) and isinstance(length, int) and start >= 0):
+        raise CaptureError("an in-place op writes through a part whose place is not known")
+    return emit(aten.slice_scatter.default, parent, value, dim, start, start + length)
+
+
 _INVERSE: dict[Any, Callable[[Emit, Value, Value, ViewStep], Value]] = {
     aten.view: _reshape, aten.reshape: _reshape, aten._unsafe_view: _reshape, aten.flatten: _reshape,
     aten.unflatten: _reshape, aten.squeeze: _reshape, aten.unsqueeze: _reshape, aten.view_as: _reshape,
@@ -164,6 +181,7 @@ _INVERSE: dict[Any, Callable[[Emit, Value, Value, ViewStep], Value]] = {
     aten.detach: _same, aten.alias: _same, aten.contiguous: _same, aten.to: _same,
     aten.select: _select, aten.slice: _slice, aten.diagonal: _diagonal,
     aten.unbind: _unbind, aten.split: _split, aten.split_with_sizes: _split,
+    aten.chunk: _chunk, aten.narrow: _narrow,
 }
 
 _MAYBE = {aten.reshape, aten.flatten, aten.unflatten, aten.ravel}

@@ -27,6 +27,7 @@ from hotfuse.base.state import contents, take_after
 from hotfuse.base.structure import Spec, StructureBuilder
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
+from hotfuse.frontends.derived_weights import computed_in_the_layer
 from hotfuse.frontends.fused_layers import with_eagers_masks
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.made_of import hold
@@ -103,6 +104,7 @@ def traced_as_in_eager(modules: Iterable[nn.Module]) -> None:
     without_nested_tensors(modules)
     with_eagers_masks(modules)
     over_padded_sequences(modules)
+    computed_in_the_layer(modules)
 
 
 def capture(

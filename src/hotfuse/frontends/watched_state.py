@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.derived_weights import derived_names
 
 MAX_OBJECTS = 100_000
 """Objects that are looked at; what is beyond them is not."""
@@ -135,7 +136,7 @@ class _Walk:
 
     def _module(self, module: nn.Module) -> None:
         kind = type(module)
-        own = _kept_by_torch(kind)
+        own = _kept_by_torch(kind) | derived_names(module)
         self._note(f"{kind.__name__}.", lambda: {k: v for k, v in module.__dict__.items() if k not in own})
         self._left.extend(m for m in module._modules.values() if m is not None)  # pyright: ignore[reportPrivateUsage]
         for hook in itertools.chain(module._forward_hooks.values(), module._forward_pre_hooks.values()):  # pyright: ignore[reportPrivateUsage]

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hotfuse.frontends.derived_weights import derived_names
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.weights.class_code import dicts_of, same_entry, unwrapped
 from hotfuse.runtime.weights.containers import ClosureCell, reads
@@ -79,7 +80,10 @@ class ModelGuard:
     ) -> None:
         self._modules = tuple(modules)
         self._dicts: list[dict[Any, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
-        places: list[tuple[Any, Any]] = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
+        derived = {id(m.__dict__): derived_names(m) for m in modules}
+        places: list[tuple[Any, Any]] = [
+            (d, key) for d in self._dicts for key in d if key not in _INTERNAL and key not in derived.get(id(d), ())
+        ]
         found = reads(modules, functions)
         known = set(map(id, self._dicts))
         held, names, self._lists = [d for d in found.dicts if id(d) not in known], found.names, found.lists
