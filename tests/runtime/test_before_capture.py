@@ -14,9 +14,12 @@ import torch
 from torch import nn
 
 import hotfuse
+from hotfuse.base.settings import Settings
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import team
+from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.serve.answering import turn_of
+from hotfuse.runtime.site import CallGroup
 from hotfuse.runtime.tierup import lull as lull_module
 from hotfuse.runtime.tierup import proof
 from hotfuse.runtime.tierup.contest import PlanContest
@@ -46,6 +49,35 @@ def test_a_plan_that_calls_waited_for_is_improved_without_another_call() -> None
                 fast(x)
         assert tried
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_calls_whose_capture_is_under_way_are_counted_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture stands still until they are over: of a small model a look takes longer than the call."""
+    model, x, calls = module(), torch.randn(4, 32), 400
+    go, learn, looks = threading.Event(), Capturer._capture_and_deploy, list[int]()
+    note = CallGroup.note
+
+    def held(self: Capturer, *args: Any) -> None:
+        assert go.wait(120)
+        learn(self, *args)
+
+    def noted(self: CallGroup, shapes: tuple[tuple[int, ...], ...]) -> None:
+        looks.append(1)
+        note(self, shapes)
+
+    monkeypatch.setattr(Capturer, "_capture_and_deploy", held)
+    monkeypatch.setattr(CallGroup, "note", noted)
+    with hotfuse.jit(model, settings=Settings(record=False, tiers=0)) as fast:
+        for _ in range(calls):
+            fast(x)
+        assert len(looks) < calls / 4 and fast.stats()["calls_per_tier"]["module"] == calls
+        go.set()
+        assert fast.wait(120)
+        (entry,) = next(iter(fast._engine.sites.values())).entries
+        assert entry.heat == calls - 1, "each of them shows how hot the plan will be"
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+        assert fast.stats()["calls_per_tier"]["0"] == 1, "the next call is not passed by"
 
 
 @pytest.mark.parametrize(("cores", "threads", "has"), [(4, 4, 3), (4, 5, 3), (8, 4, 4), (2, 2, 2)])

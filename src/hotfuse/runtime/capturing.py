@@ -57,7 +57,8 @@ MAX_RAISED = 16
 """Calls of one kind that raised when they were to be captured, after which sizes that did so are not looked at again."""
 
 RESTING_CALLS = 15
-"""Calls between two looks at a site of which nothing can be captured: a look costs some 15 us, a call without one less than 2."""
+"""Calls between two looks at a site of which nothing can be captured, or nothing new is seen while that is done: a look costs some
+15 us, a call without one less than 2."""
 
 OPENS_GRAPH = "it enables gradients by itself where they are not"
 
@@ -173,17 +174,28 @@ class Capturer:
                 self._learn(site, group, why, sample, next(iter(recalled), None), grad_mode=grad_mode)
             finally:
                 self._ended(group)
+                with self._plans.lock:
+                    site.resting = 0
 
         self._background.go_on(job, capture=True)
         return result
 
     def _rest(self, spec: Spec) -> None:
         """Where nothing of a site can be captured, its next calls go straight to the model's own code: to find that out again takes
-        longer than a small model. What made it so, and kinds of calls that are new, are looked at a few calls later.
+        longer than a small model. What made it so, and kinds of calls that are new, are looked at a few calls later. So do calls
+        whose capture is under way, once their sizes have shown for a while what they will be; they are counted all the same.
         """
         site = self._plans.sites.get(spec)
-        if site is not None and not site.entries and all(g.refused and not g.pending for g in list(site.groups.values())):
+        if site is None or site.entries:
+            return
+        groups = list(site.groups.values())
+        if all(g.refused and not g.pending for g in groups):
             site.resting = RESTING_CALLS
+        elif len(groups) == 1 and groups[0].pending and groups[0].nothing_new > RESTING_CALLS:
+            with self._plans.lock:
+                if groups[0].pending and not site.entries:  # what has just been captured would be passed by
+                    groups[0].noted += RESTING_CALLS
+                    site.resting = RESTING_CALLS
 
     def _left_alone(self, group: CallGroup, why: Why, because: str, result: Any) -> Any:
         """Calls of a group stay with the model's own code; the result of this one."""
@@ -431,7 +443,8 @@ class Capturer:
         entry.effects = effects
         entry.repeats = InputRepeats(len(graph.inputs) if self._settings.watch else 0)
         entry.not_audited, entry.allowed = why_not(self._settings), SLOWER if self._settings.objective == "memory" else 1.0
-        entry.heat = max(0, group.noted - sample.number)  # calls that waited for this plan have shown how hot it will be
+        waited = group.noted - site.resting - sample.number
+        entry.heat = max(0, waited)  # calls that waited for this plan have shown how hot it will be
         entry.seconds = entry.heat * sample.seconds
         if shown is not None:  # tier 0 was not compared yet: nobody gets an answer of it, and nothing else is begun
             entry.own, entry.improving, entry.trying = True, True, TIER1
@@ -448,6 +461,7 @@ class Capturer:
                     self._plans.demote_all()  # their copies of weights are older than what the new watch takes as given
             self._plans.watch_with(done.watch)
             site.admit(entry)
+            group.noted, site.resting = group.noted - site.resting, 0
             self._plans.let_go()
         if shown is not None and recalled is not None and self.take_up is not None:
             races = self.take_up(entry, recalled, shown)

@@ -242,6 +242,8 @@ class CallGroup:
     kinds: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
     """Sizes that calls had, as far as they are told apart."""
     noted: int = 0
+    nothing_new: int = 0
+    """Calls in a row that were looked at and had sizes that are known."""
     alike: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """By tensor and dim a number; dims whose sizes were equal in every call have the same one."""
     across: tuple[frozenset[int], ...] = ()
@@ -250,8 +252,10 @@ class CallGroup:
     def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Learn which dims vary."""
         self.noted += 1
-        if len(self.kinds) <= MAX_SHAPE_KINDS:
+        kinds = len(self.kinds)
+        if kinds <= MAX_SHAPE_KINDS:
             self.kinds.add(shapes)
+        self.nothing_new = self.nothing_new + 1 if len(self.kinds) == kinds else 0
         for seen, before, now in zip(self.varied, self.first, shapes, strict=True):
             seen.update(d for d, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
         self._tell_apart(shapes)
