@@ -11,7 +11,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,6 +28,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.common.lowered import StateArgument
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.serve import parallel_branches
 from hotfuse.runtime.tierup import improve
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.tierup.race import race as real_race
@@ -38,6 +38,8 @@ timed = trial._timed
 """A worker's rounds of a kernel and the library, before any test has replaced them."""
 SLOWER_S = 0.02
 """What the loser takes longer: far more than the noise of a busy machine, for five rounds of a race a tenth of a second."""
+CHARGED_S = 60.0
+"""The same where nobody sleeps."""
 LIBRARY_S = 0.003
 """The same for a worker's first run of a kernel, whose verdict is the least of several rounds: longer than any kernel of a test."""
 
@@ -110,8 +112,7 @@ def nobody_wins(patch: pytest.MonkeyPatch, held: list[Held]) -> None:
 
 
 def raced(
-    patch: pytest.MonkeyPatch, sleeps: Callable[[], tuple[float, float]], where: ModuleType = improve,
-    held: list[Held] | None = None,
+    patch: pytest.MonkeyPatch, sleeps: Callable[[], tuple[float, float]], held: list[Held] | None = None
 ) -> list[Held]:
     """Rounds beside calls with so much sleep on the old and the new side, asked for each race; gives the list of races held."""
     held = [] if held is None else held
@@ -125,7 +126,29 @@ def raced(
         held.append(Held(found, tuple(before), how.get("clock")))
         return found
 
-    patch.setattr(where, "race", race)
+    patch.setattr(improve, "race", race)
+    return held
+
+
+def forking(patch: pytest.MonkeyPatch, *, pays: bool) -> list[Held]:
+    """A plan's parts are run and timed one after the other and side by side; the loser is charged seconds that nobody waits for.
+    Threads meet in a round, and a busy machine holds that up for longer than a test may sleep. Gives the list of races held.
+    """
+    held: list[Held] = []
+
+    def race(old: Callable[..., Any], new: Callable[..., Any], args: Sequence[Any], budget_s: float) -> Trial:
+        charged = [0.0]
+
+        def dear(*given: Any) -> Any:
+            charged[0] += CHARGED_S
+            return (old if pays else new)(*given)
+
+        sides = (dear, new) if pays else (old, dear)
+        found = real_race(*sides, args, budget_s, clock=lambda: time.perf_counter() + charged[0])
+        held.append(Held(found, (), None))
+        return found
+
+    patch.setattr(parallel_branches, "race", race)
     return held
 
 
@@ -199,6 +222,17 @@ def skipping_pays(patch: pytest.MonkeyPatch, *, pays: bool = True) -> None:
         return dense if limit else dense + (6e-6 * (SKIPPING_PAYS_FROM - shelf.share) if pays else dense)
 
     measured_with(patch, sleeps)
+
+
+def slow_kernels(patch: pytest.MonkeyPatch, seconds: float, plans: Callable[[Graph, Plan], bool] = lambda *_: True) -> None:
+    """Plans of kernels, of graphs for which `plans` says so, take their time: what serves already wins its real race."""
+    real = api.Units.__call__
+
+    def late(self: Any, graph: Graph, *args: Any, **how: Any) -> Plan:
+        plan = real(self, graph, *args, **how)
+        return replace(plan, run=sleeping(plan.run, seconds)) if plans(graph, plan) else plan
+
+    patch.setattr(api.Units, "__call__", late)
 
 
 def slow_library(patch: pytest.MonkeyPatch, seconds: float = SLOWER_S) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import hotfuse.fusion.criteria as criteria
-import hotfuse.runtime.serve.parallel_branches as measuring
 from hotfuse.analysis.resources import Bound, CorePeaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.compile import graph as graph_module
@@ -33,7 +32,7 @@ from hotfuse.partition.manager import fuse, split
 from tests.contract.test_partition_manager import DIAMOND, each_alone
 from tests.contract.test_resources import side
 from tests.mechanisms.table import Row, World, replaced
-from tests.races import SLOWER_S, kernels_win, raced
+from tests.races import forking, kernels_win
 from tests.runtime.test_parallel_branches import WIDTH, forked, towers
 from tests.runtime.test_parallel_branches import compiled as compiled_towers
 from tests.runtime.test_pool import blocked, light, said
@@ -155,7 +154,7 @@ def side_by_side(world: World) -> float:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     if not world.changes:
-        raced(world.patch, lambda: (SLOWER_S, 0.0), measuring)
+        forking(world.patch, pays=True)
     try:
         sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
         native, _ = compiled_towers(towers, sample, symbolic=False)
@@ -168,7 +167,7 @@ def side_by_side(world: World) -> float:
 
 def measured_slower(world: World) -> None:
     world.changes["race"] = "lost"
-    raced(world.patch, lambda: (0.0, SLOWER_S), measuring)
+    forking(world.patch, pays=False)
 
 
 # --- workers ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotfuse
-import hotfuse.runtime.serve.parallel_branches as measuring
 from hotfuse import Settings
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.compile.run.lanes import ForkSpan, LaneCall, allocate_lanes, forks
@@ -24,7 +23,7 @@ from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.parallel_branches import set_all
 from tests.contract.lowering import group_of
-from tests.races import SLOWER_S, kernels_win, raced, slow_library
+from tests.races import forking, kernels_win, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, race_s=0.02)
 WIDTH = 128
@@ -121,7 +120,7 @@ def test_a_timed_call_tells_partitions_apart() -> None:
 
 @pytest.mark.parametrize("won", [True, False])
 def test_the_measurement_decides_and_is_told(monkeypatch: pytest.MonkeyPatch, won: bool) -> None:
-    held = raced(monkeypatch, lambda: (SLOWER_S, 0.0) if won else (0.0, SLOWER_S), measuring)
+    held = forking(monkeypatch, pays=won)
     sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
     native, library = compiled(towers, sample, symbolic=False)
     ((found, _, _),) = held
@@ -141,7 +140,7 @@ class Towers(torch.nn.Module):
 
 def test_users_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_library(monkeypatch)
-    raced(monkeypatch, lambda: (SLOWER_S, 0.0), measuring)
+    forking(monkeypatch, pays=True)
     fast = hotfuse.jit(Towers(), settings=INLINE)
     for _ in range(12):
         given = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]

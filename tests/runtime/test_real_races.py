@@ -10,7 +10,6 @@ import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,15 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import hotfuse
-from hotfuse import api
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile.unit import units
+from hotfuse.ir.types import TensorType
 from hotfuse.runtime.tierup.race import ROUNDS_HALVED
-from tests.races import SLOWER_S, kernels_win, skipping_pays, sleeping, slow_library
+from tests.races import SLOWER_S, kernels_win, skipping_pays, slow_kernels, slow_library
 
 MOST_S = 120.0
+LONG_S = 0.1
 BACKGROUND = Settings(hot_calls=3, record=False, idle=False)
 INLINE = BACKGROUND.with_(capture="inline")
 
@@ -38,13 +38,14 @@ INLINE = BACKGROUND.with_(capture="inline")
 class Mlp(nn.Module):
     """Small, and better as a kernel or two; its own code takes its time, a graph captured from it does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SLOWER_S) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.seconds = seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.compiler.is_compiling():
-            time.sleep(SLOWER_S)
+            time.sleep(self.seconds)
         return x + self.down(F.gelu(self.up(x)))
 
 
@@ -120,16 +121,11 @@ def test_kernels_win_against_a_library_that_is_slower(settings: Settings, monkey
 
 @pytest.mark.parametrize("settings", [INLINE, BACKGROUND], ids=["inline", "background"])
 def test_kernels_that_are_slower_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By less than twice: what looks worse than that is kept off live calls, and has no rounds."""
-    slow_library(monkeypatch)
-    real = api.Units.__call__
-
-    def late(self: Any, *args: Any, **how: Any) -> Any:
-        plan = real(self, *args, **how)
-        return replace(plan, run=sleeping(plan.run, 1.7 * SLOWER_S))
-
-    monkeypatch.setattr(api.Units, "__call__", late)
-    model = Mlp().eval()
+    """By less than twice: what looks worse than that is kept off live calls, and has no rounds. Both take so long that no other
+    program makes one of a round's calls look like the other."""
+    slow_library(monkeypatch, LONG_S)
+    slow_kernels(monkeypatch, 1.5 * LONG_S)
+    model = Mlp(LONG_S).eval()
     fast = hotfuse.jit(model, settings=settings)
     call_until(lambda: fast(torch.randn(5, 32)), lambda: bool(decisions(fast, "refuse", 1)), lambda: fast.explain(full=True))
     (lost,) = decisions(fast, "refuse", 1)
@@ -164,14 +160,9 @@ def test_a_session_deploys_what_won(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_plan_for_recurring_sizes_wins_against_one_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tier 1 is the loser here: plans of graphs with open sizes sleep, those of fixed sizes do not."""
     slow_library(monkeypatch, 3 * SLOWER_S)
-    real = api.Units.__call__
-
-    def open_sizes_late(self: Any, graph: Any, *args: Any, **how: Any) -> Any:
-        plan = real(self, graph, *args, **how)
-        opened = any(not isinstance(d, int) for v in graph.inputs for d in v.type.shape)
-        return replace(plan, run=sleeping(plan.run)) if opened else plan
-
-    monkeypatch.setattr(api.Units, "__call__", open_sizes_late)
+    slow_kernels(monkeypatch, SLOWER_S, lambda graph, _: any(
+        isinstance(v.type, TensorType) and not all(isinstance(d, int) for d in v.type.shape) for v in graph.inputs
+    ))  # fmt: skip
     model = Mlp().eval()
     fast = hotfuse.jit(model, settings=INLINE.with_(watch=True))
     sizes = iter([3, 4, 5, 6, *[7] * 100_000])
@@ -190,13 +181,7 @@ def test_zeros_that_a_relu_leaves_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     the plan with that side is proven and raced on live calls. Plans without such a side sleep."""
     slow_library(monkeypatch, 3 * SLOWER_S)
     skipping_pays(monkeypatch)
-    real = api.Units.__call__
-
-    def dense_late(self: Any, *args: Any, **how: Any) -> Any:
-        plan = real(self, *args, **how)
-        return replace(plan, run=sleeping(plan.run)) if plan.sides is None else plan
-
-    monkeypatch.setattr(api.Units, "__call__", dense_late)
+    slow_kernels(monkeypatch, SLOWER_S, lambda _, plan: plan.sides is None)
     model = ReluMlp().eval()
     calls = [torch.randn(64, 64) for _ in range(4)]
     assert all(0.8 < (torch.relu(model.up(x)) == 0).double().mean() < 1 for x in calls)
