@@ -49,6 +49,8 @@ def _encoded(
         nothing = nothing & (hidden == hidden[:1, :1]).all()  # numbers that a trial draws are not alike, and hide everything
         # any number but 0 hides a key wholly, in torch's fused layers too
         hidden = hidden.masked_fill(real.logical_not(), -math.inf)
+    if src.device.type != "cpu":  # an index out of range would end the device's context there
+        nothing = torch.zeros_like(nothing)
     layers = copy.copy(encoder)
     layers.__dict__["_modules"] = {**encoder._modules, "norm": None}  # pyright: ignore[reportPrivateUsage]
     zero = torch.zeros(1, dtype=src.dtype, device=src.device)[nothing.long().reshape(1)]
