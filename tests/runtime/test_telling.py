@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import hotfuse
 from hotfuse import Settings
 from hotfuse.cli import app
+from hotfuse.runtime.observe.summary import speed
 from hotfuse.runtime.observe.telling import AFTER_S, MOST_TOLD, Teller, advice, headline, logger
 from hotfuse.torch_backend import explain_compiled
 from tests.races import kernels_win, slow_library
@@ -182,3 +183,14 @@ def test_the_command_explains_pytorch_models_too(tmp_path: Path, monkeypatch: py
     short, full = invoke(), invoke("--full")
     assert "serves now:" in short and "decisions:" not in short and "decisions:" in full
     assert '"sites"' in invoke("--json")
+
+
+def test_few_rounds_claim_nothing() -> None:
+    """One round of live calls may have met anything: the first line of explain() once read "500 times as fast"."""
+    audit = {"rounds": 1, "ratio": 0.002, "low": 0.0, "high": None, "against": "tier 0", "plan_us": 1.0, "reference_us": 500.0}
+    race = {"action": "deploy", "evidence": {"us_before": 30.0, "us_after": 20.0}}
+    plans = [{"tier": 1, "audits": [audit]}]
+    assert speed(plans, []).startswith("not known yet: 1 rounds")
+    assert speed(plans, [race]).startswith("1.50 times as fast as what it replaced, by the race")
+    known = {**audit, "rounds": 40, "ratio": 0.5, "low": 0.4, "high": 0.8}
+    assert speed([{"tier": 1, "audits": [audit, known]}], [race]).startswith("2.00 times as fast as tier 0 (between 1.25 and 2.50")

@@ -23,7 +23,7 @@ def summary(data: dict[str, Any]) -> list[str]:
     lines = [
         f"{data['model']}: {c['calls']} calls, {c['graph_calls']} in a captured graph, {c['module_calls']} in the model's own code",
         f"serves now: {_serving(plans)}{_replayed(data)}; so far {_shares(c)}",
-        f"speed: {_speed(plans, data['decisions'])}",
+        f"speed: {speed(plans, data['decisions'])}",
         f"being tried: {_trying(data['sites'])}",
         *(f"in the way: {line}" for line in _in_the_way(data["sites"], data.get("limits", ()))),
     ]
@@ -57,21 +57,22 @@ def _shares(c: dict[str, int]) -> str:
     return f"{said} of the calls" if said else "no call"
 
 
-def _speed(plans: list[dict[str, Any]], decisions: list[dict[str, Any]]) -> str:
-    """How many times faster than the model's own code, as live calls measure it; before that, what the race measured."""
-    audits = [a for p in plans for a in p.get("audits", ()) if a["rounds"] and p["tier"]]
-    if audits:
+def speed(plans: list[dict[str, Any]], decisions: list[dict[str, Any]]) -> str:
+    """How many times faster than the model's own code, as live calls measure it; before their rounds tell anything, what the race
+    measured."""
+    begun = [a for p in plans for a in p.get("audits", ()) if a["rounds"] and p["tier"]]
+    if audits := [a for a in begun if a["low"] and a["high"]]:
         a = max(audits, key=lambda a: a["rounds"])
-        low = "?" if not a["high"] else f"{1 / a['high']:.2f}"
-        high = "?" if not a["low"] else f"{1 / a['low']:.2f}"
-        return (f"{1 / max(a['ratio'], 1e-9):.2f} times as fast as {a['against']} (between {low} and {high}, {a['rounds']} rounds "
-                f"on live calls: {a['plan_us']:g} against {a['reference_us']:g} us)")
+        return (f"{1 / a['ratio']:.2f} times as fast as {a['against']} (between {1 / a['high']:.2f} and {1 / a['low']:.2f}, "
+                f"{a['rounds']} rounds on live calls: {a['plan_us']:g} against {a['reference_us']:g} us)")
     for d in reversed(decisions):
         before, after = d["evidence"].get("us_before"), d["evidence"].get("us_after")
         if d["action"] == "deploy" and before and after:
             against = d["evidence"].get("against", "what it replaced")
             ratio = f"{before / after:.2f} times as fast as {against}"
             return f"{ratio}, by the race before it served ({after:g} against {before:g} us)"
+    if begun:
+        return f"not known yet: {max(a['rounds'] for a in begun)} rounds on live calls, too few to tell"
     return "not measured: no plan has replaced the model's own code or tier 0 yet"
 
 
