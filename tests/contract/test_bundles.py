@@ -187,6 +187,14 @@ def test_options_that_describe_a_call_are_checked(tmp_path: Path, options: list[
     assert code == 2 and said in out and not (tmp_path / "b").exists()
 
 
+def test_a_bundle_that_cannot_be_written_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    for out, said in ((tmp_path, "it is a folder"), (tmp_path / "none" / "b", "there is no folder")):
+        code, text = _run("build", "m.onnx", "-o", str(out))
+        assert code == 2 and said in text and "m.onnx" not in text
+    code, text = _run("build", "m.onnx", "--traffic", str(tmp_path / "none.json"), "-o", str(tmp_path / "b"))
+    assert code == 2 and "cannot be read" in text and '"dims"' in text
+
+
 def test_a_call_is_described_as_in_other_commands() -> None:
     assert _given("m:net", ["2x16", "4:int64"], []) == CallKind({}, ["2x16", "4:int64"], 1)
     assert _given("m.onnx", ["x=0.5"], ["batch=3"]) == CallKind({"batch": "3"}, {"x": "0.5"}, 1)

@@ -55,6 +55,17 @@ def test_info(path: Path) -> None:
     assert code == 0 and "measurements        2000" in text and "wal" in text
 
 
+@pytest.mark.parametrize("command", ["machines", "top", "prune", "info", "export"])
+def test_a_file_that_is_no_store_is_left_as_it_is(path: Path, command: str) -> None:
+    """It may be somebody's model, given by mistake."""
+    other = path.with_name("model.onnx")
+    other.write_bytes(b"something else" * 100)
+    for place in (str(other), f"sqlite:///{other}"):
+        code, text, said = invoke(command, "--store", place)
+        assert code == 2 and not text and "is no profile store, or a damaged one" in said
+    assert other.read_bytes() == b"something else" * 100 and not list(path.parent.glob("model.onnx.*"))
+
+
 def test_vacuum(path: Path) -> None:
     code, text, _ = invoke("vacuum", "--keep", "100", "--json")
     found = json.loads(text)

@@ -37,6 +37,7 @@ from hotfuse.machine.probe import LIMIT
 MAX_CALLS_A_KIND, MAX_KINDS = 100, 64
 STEADY_ROUNDS = 8
 """Rounds of all kinds of calls that compiled plans must answer before the model counts as built."""
+TRAFFIC = '[{"dims": {"batch": 8}, "calls": 3}], for a PyTorch model [{"inputs": ["8x128:int64"]}]'
 ROUNDS = 40
 """Rounds after which what serves then is what there is: tier 0 may be the best for this model."""
 
@@ -65,7 +66,7 @@ def build(
     model: Annotated[str, typer.Argument(help="An ONNX model, or package.module:name of a PyTorch one.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The bundle.")],
     target: Annotated[str, typer.Option("--for", help="this, avx2, avx512, or a machine of the profile store.")] = "this",
-    traffic: Annotated[Path | None, typer.Option(help="The calls it is going to get, as JSON.")] = None,
+    traffic: Annotated[Path | None, typer.Option(help=f"The calls it is going to get, as JSON: {TRAFFIC}.")] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", help="Instead of it: name=file.npy or name=number; random otherwise. PyTorch: 2x16:int64."),
@@ -81,6 +82,7 @@ def build(
     if features is not None:
         os.environ[LIMIT] = features  # before anything is compiled; workers inherit it
     kinds = _kinds(traffic, _given(model, inputs or [], dims or []))
+    _writable(out)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hotfuse-build-") as folder:
         settings = from_env().with_(cache=folder, threads=threads, idle=False, artifacts=None, capture="background")
@@ -93,6 +95,16 @@ def build(
         print_json(report)
     else:
         rows(("fact", "value"), report.items(), header=False)
+
+
+def _writable(out: Path) -> None:
+    """Whether the bundle can be written is known before minutes are spent on what is in it."""
+    folder = out.absolute().parent
+    because = "it is a folder" if out.is_dir() else ""
+    because = because or (f"there is no folder {folder}" if not folder.is_dir() else "")
+    because = because or ("" if os.access(folder, os.W_OK) else f"nothing can be written in {folder}")
+    if because:
+        raise InputError(f"{out} cannot be written", because=because)
 
 
 def _features(target: str) -> str | None:
@@ -147,8 +159,9 @@ def _kinds(path: Path | None, given: CallKind) -> list[CallKind]:
             raise ValueError(f"it has to be a list of 1 to {MAX_KINDS} kinds of calls")
         return [_kind(k) for k in listed]
     except (OSError, ValueError, TypeError) as e:
-        hint = '[{"dims": {"batch": 8}, "calls": 3}], for a PyTorch model [{"inputs": ["8x128:int64"]}]'
-        raise InputError(f"{path} does not describe calls", because=str(e), hint=hint) from e
+        if isinstance(e, OSError):
+            raise InputError(f"{path} cannot be read", because=e.strerror or str(e), hint=f"a file with {TRAFFIC}") from e
+        raise InputError(f"{path} does not describe calls", because=str(e), hint=TRAFFIC) from e
 
 
 def _kind(data: Any) -> CallKind:

@@ -11,7 +11,7 @@ import typer
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import from_env
-from hotfuse.cli.output import print_json, reports_errors, rows
+from hotfuse.cli.output import heading, print_json, reports_errors, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,3 +117,5 @@ def keys(
         print_json(found)
     else:
         rows(("key", "name", "file"), [(f["kind"], f["name"], f["path"]) for f in found])
+        if not found:
+            heading("none yet: the user's own is made when something is first kept")

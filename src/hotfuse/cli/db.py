@@ -33,12 +33,16 @@ MOST_COMPARED = 10_000
 
 def _open(at: str | None, *, begin: bool = False) -> Store:
     """A store that exists: looking at one must not begin it, nor put a damaged one aside unseen. `begin`: or a new one."""
+    from hotfuse.profile.database import damaged
     from hotfuse.profile.place import central, location
-    from hotfuse.profile.store import Store
+    from hotfuse.profile.store import Store, store_place
 
     place = at or central(from_env()) or location(from_env())
     if not begin and "://" not in place and not Path(place).expanduser().exists():
         raise InputError(f"there is no profile store at {place}", hint="--store, or HOTFUSE_PROFILES")
+    if isinstance(file := store_place(place), Path) and damaged(file):
+        raise InputError(f"{file} is no profile store, or a damaged one", because="SQLite finds fault with it",
+                         hint="nothing was done to it; a process that serves puts its own aside and begins a new one")
     return Store.open(place)
 
 

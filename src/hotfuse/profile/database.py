@@ -277,7 +277,7 @@ def _moved_aside(path: Path) -> Path | None:
     """Move a damaged file and what belongs to it; None where another process has done so already."""
     with open(f"{path}.lock", "a+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _damaged(path):
+        if not damaged(path):
             return None
         aside = path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         for ending in SIDE_FILES:
@@ -287,7 +287,7 @@ def _moved_aside(path: Path) -> Path | None:
         return aside
 
 
-def _damaged(path: Path) -> bool:
+def damaged(path: Path) -> bool:
     """Whether SQLite itself finds fault with a file."""
     if not path.exists():
         return False

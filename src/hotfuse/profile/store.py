@@ -44,7 +44,7 @@ TIMES = ("mean_ns", "p10_ns", "p50_ns", "p90_ns", "bytes", "flops")
 """Numbers that profiles have in common."""
 
 
-def _place(place: str | os.PathLike[str]) -> Path | URL | None:
+def store_place(place: str | os.PathLike[str]) -> Path | URL | None:
     """The file or server that a path or URL names; None is memory."""
     text = os.fspath(place)
     if "://" not in text:
@@ -71,7 +71,7 @@ class Store(LearnedTables):
     @classmethod
     def open(cls, place: str | os.PathLike[str], log: EventLog | None = None) -> Store:
         """Open or begin the store at a path, `sqlite:///path` or `postgresql://…`; `:memory:` keeps nothing."""
-        return cls(_place(place), log)
+        return cls(store_place(place), log)
 
     def close(self) -> None:
         """Close the file."""
