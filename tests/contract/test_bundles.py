@@ -21,7 +21,7 @@ from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import Key, PrivateKey, TrustedKeys, keys_for, make_pair, read_key, read_public
 from hotfuse.cache.place import cache_stats
 from hotfuse.cli import app
-from hotfuse.cli.build import CallKind, _given
+from hotfuse.cli.build import CallKind, _answered, _given
 
 BODY: dict[str, Any] = {"kernel": "text"}
 HERE = Address("plan", "subject", {"program": "1", "machine": "x86_64 avx avx2", "sizes": "[1]"})
@@ -193,6 +193,12 @@ def test_a_bundle_that_cannot_be_written_is_told_before_anything_is_built(tmp_pa
         assert code == 2 and said in text and "m.onnx" not in text
     code, text = _run("build", "m.onnx", "--traffic", str(tmp_path / "none.json"), "-o", str(tmp_path / "b"))
     assert code == 2 and "cannot be read" in text and '"dims"' in text
+
+
+def test_what_a_model_raises_is_told_with_the_kind_of_call() -> None:
+    with pytest.raises(InputError, match="no call of kind 2") as raised:
+        _answered(lambda: torch.nn.Linear(4, 4)(torch.ones(2, 3)), 2)
+    assert "RuntimeError: mat1 and mat2" in str(raised.value)
 
 
 def test_a_call_is_described_as_in_other_commands() -> None:

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hotfuse.base.errors import InputError
+from hotfuse.base.errors import HotfuseError, InputError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.cli.feeds import make_feeds
@@ -189,9 +189,9 @@ def _serve(model: str, kinds: Sequence[CallKind], settings: Settings, until: flo
             while rounds < ROUNDS and steady < STEADY_ROUNDS and time.monotonic() < until:
                 rounds += 1
                 before = served.stats()["calls_per_tier"]
-                for call, times in zip(served.kinds, served.calls, strict=True):
+                for number, (call, times) in enumerate(zip(served.kinds, served.calls, strict=True), 1):
                     for _ in range(times):
-                        call()
+                        _answered(call, number)
                 served.wait(max(0.0, until - time.monotonic()))
                 after = served.stats()["calls_per_tier"]
                 compiled = sum(after[t] - before[t] for t in ("1", "2")) == sum(served.calls)
@@ -199,6 +199,18 @@ def _serve(model: str, kinds: Sequence[CallKind], settings: Settings, until: flo
                 if status is not None:
                     status.update(f"{title}: round {rounds}, {steady} of {STEADY_ROUNDS} in compiled plans")
             return served.stats()["calls_per_tier"]
+
+
+def _answered(call: Callable[[], Any], number: int) -> None:
+    """Call the model; what its own code raises is told as the caller's to mend, with the kind of call that it was."""
+    try:
+        call()
+    except HotfuseError:
+        raise
+    except Exception as e:
+        said = (str(e).splitlines() or [""])[0]
+        raise InputError(f"the model takes no call of kind {number}", because=f"{type(e).__name__}: {said}",
+                         hint="the sizes and dtypes of its inputs: --traffic or --input") from e  # fmt: skip
 
 
 def _onnx(model: str, kinds: Sequence[CallKind], settings: Settings, held: contextlib.ExitStack) -> Served:
