@@ -73,11 +73,28 @@ class DynamoModel:
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """The graph is there; its weights are those of the call."""
         del spec, call
+        done = self._bound()
+        watching(done.watch)
+        return done
+
+    def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
+        """The graph is there before its first call, so what an earlier process made of it is made ready beside that one."""
+        del spec, call
+        return self._bound()
+
+    def other_sizes(self, spec: Spec, call: CallSpec) -> Sequence[CallSpec]:
+        """None: which sizes are open is Dynamo's to say."""
+        del spec, call
+        return ()
+
+    def fix_sizes(self, spec: Spec) -> None:
+        """Dynamo's own."""
+
+    def _bound(self) -> Capture:
         converted = self._graph.converted
         keys = self._graph.arguments.keys
         weights: Mapping[str, torch.Tensor] = {**dict(zip(keys, self._weights, strict=True)), **converted.constants}
         watch = ModelGuard((), tuple(weights.values()))
-        watching(watch)
         used = {p.key for p in converted.graph.params}
         return Capture(Captured(converted.graph, {}, {}), {k: w for k, w in weights.items() if k in used}, watch)
 

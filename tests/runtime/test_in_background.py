@@ -71,6 +71,33 @@ def test_jobs_of_one_model_run_in_order_and_one_at_a_time(own: Service) -> None:
     assert done.wait(60) and ran == list(range(20))
 
 
+def test_the_collection_that_jobs_put_off_comes_when_nobody_calls() -> None:
+    class Node:
+        me: Node
+
+    def left() -> weakref.ref[Node]:
+        made = Node()
+        made.me = made
+        return weakref.ref(made)
+
+    turns = BackgroundPriority()
+    with turns():
+        gone = left()
+        turns.collect()
+        assert gone() is not None  # while a job runs, none
+    assert gone() is not None
+    turns.collect()
+    assert gone() is None
+    other = left()
+    turns.collect()
+    assert other() is not None  # no job left it: that one is the program's own
+    with turns():
+        pass
+    turns.collect()
+    assert other() is not None  # not again at once: it takes a hundredth of the time
+    gc.collect()
+
+
 def test_more_models_than_threads_are_all_served(own: Service) -> None:
     go = threading.Event()
     count = 3 * MOST_THREADS

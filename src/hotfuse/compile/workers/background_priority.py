@@ -17,7 +17,8 @@ say that they can wait (`patient`), so that they take the lock when it is free a
 A job makes many objects, and a full garbage collection is due when a quarter of all objects are new: it then walks over the whole
 process, a quarter of a second with torch and a model library loaded, while every thread stands still. While jobs run, many more
 collections of young objects come before one of all, and what a job leaves counts as old when it ends, instead of making a
-collection due in the next call; one that somebody asks for is done all the same.
+collection due in the next call; one that somebody asks for is done all the same. So objects in cycles that jobs left would stay for
+good (some ten megabytes of a small recognizer): when nobody has called for a while they are collected, once for what jobs left.
 
 A thread that computed keeps its OpenMP team, which makes everybody's loops slower: a job that waits or ends gives it up where a
 team leaves a core to background work. On fewer cores threads that sleep between loops are what workers run on (decision 110).
@@ -35,11 +36,13 @@ import gc
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from hotfuse.machine.cores import usable_cores
+from hotfuse.machine.heap import SHARE, heap
 from hotfuse.machine.openmp import give_up_team
 from hotfuse.machine.team import SPARE_FROM
 
@@ -106,6 +109,8 @@ class BackgroundPriority:
         self._switch = self._short = 0.0
         """The interval that was there, and the one that is there instead; 0 while none is."""
         self._oldest = self._rare = 0
+        self._put_off, self._not_before = False, 0.0
+        """Whether jobs left objects that no collection has looked at, and when one may."""
 
     def serves(self) -> None:
         """The calling thread serves: wake it on time, and count it."""
@@ -195,6 +200,19 @@ class BackgroundPriority:
         if not gc.get_freeze_count():  # somebody who froze objects wants them to stay so
             gc.freeze()
             gc.unfreeze()
+            self._put_off = True
+
+    def collect(self) -> int:
+        """When nobody has called for a while: the collection that jobs put off, in at most a hundredth of the time."""
+        with self._lock:
+            begin = time.monotonic()
+            if not self._put_off or self.jobs or not gc.isenabled() or begin < self._not_before:
+                return 0
+            self._put_off = False
+        gc.collect()
+        end = time.monotonic()
+        self._not_before = end + (end - begin) / SHARE
+        return 0
 
     def after_fork(self) -> None:
         """In a forked child no job runs."""
@@ -210,4 +228,5 @@ class BackgroundPriority:
 
 background_priority = BackgroundPriority()
 """The interpreter's one."""
+heap.spares(background_priority.collect)
 os.register_at_fork(after_in_child=background_priority.after_fork)
