@@ -164,7 +164,8 @@ _SLOTS = """  %slots.object = inttoptr i64 %slots.0 to ptr
 _EQUALS = """  %equals.object = inttoptr i64 %equals.0 to ptr
   %equals.copy = inttoptr i64 %equals.1 to ptr
   %equals.found = call i32 @PyObject_RichCompareBool(ptr %equals.object, ptr %equals.copy, i32 2)
-  %equals.same = icmp eq i32 %equals.found, 1"""
+  %equals.same = icmp eq i32 %equals.found, 1
+  call void @PyErr_Clear()"""
 _ARRAYS = """  %arrays.at = inttoptr i64 %arrays.0 to ptr
   %arrays.copy = inttoptr i64 %arrays.1 to ptr
   %arrays.found = call i32 @memcmp(ptr %arrays.at, ptr %arrays.copy, i64 %arrays.2)
