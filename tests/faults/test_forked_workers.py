@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import logging
 import os
 import random
@@ -15,7 +17,9 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -340,7 +344,42 @@ except ForkFailed as e:
 """
 
 
-@pytest.mark.parametrize(("times", "said"), [(3, "forked"), (10**6, "a library forbids it: os.fork is unsafe now")])
+@pytest.mark.parametrize(("times", "said"), [(3, "forked"), (10**6, "it cannot be done now: os.fork is unsafe now")])
 def test_a_fork_that_a_library_forbids_waits_and_then_fails(times: int, said: str) -> None:
     done = subprocess.run([sys.executable, "-c", FORBIDDEN, str(times)], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == said, done.stderr
+
+
+class SlowToFind(MetaPathFinder):
+    """Looks for a module until it is told to stop: meanwhile nothing shows of it but its lock."""
+
+    def __init__(self) -> None:
+        self.begun, self.stop = threading.Event(), threading.Event()
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == "not_to_be_found":
+            self.begun.set()
+            self.stop.wait(30)
+
+
+def test_no_fork_is_made_while_a_module_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child would wait for ever for the lock of a module that a thread of its parent is about to import."""
+    finder = SlowToFind()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    thread = threading.Thread(target=_import_nothing, daemon=True)
+    thread.start()
+    assert finder.begun.wait(30)
+    assert forked.importing(0.05) == "not_to_be_found"
+    monkeypatch.setattr(forked, "FORBIDDEN_S", 0.05)
+    with pytest.raises(ForkFailed) as failed:
+        ForkedWorker()
+    assert failed.value.because == "it cannot be done now: module not_to_be_found is being imported"
+    finder.stop.set()
+    thread.join(30)
+    assert not forked.importing(10.0)
+    ForkedWorker().close()
+
+
+def _import_nothing() -> None:
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("not_to_be_found")

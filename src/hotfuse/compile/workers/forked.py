@@ -176,29 +176,36 @@ def importing(wait_s: float = IMPORT_S) -> str:
 
 
 def _half_there() -> str:
+    """Of a module that is still looked for on disk only its lock shows."""
     for name, module in list(sys.modules.items()):
         if name != "__main__" and getattr(getattr(module, "__spec__", None), "_initializing", False) is True:
+            return name
+    me = threading.get_ident()
+    for name, found in list(getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {}).items()):
+        if getattr(found(), "owner", None) not in (None, me):
             return name
     return ""
 
 
 def _fork() -> int:
-    """Fork while no thread is inside the linker; 0 in the child, -1 where only the child knows its number.
+    """Fork while no thread is inside the linker or imports; 0 in the child, -1 where only the child knows its number.
 
     A library may forbid forks while something of its own changes (`filelock`: while another thread forks), by an audit hook, which
-    is asked before anything happens. That is soon over; where it is not, the fork has failed.
+    is asked before anything happens. That is soon over, as imports are; where it is not, the fork has failed.
     """
     jit = sys.modules.get("hotfuse.native.jit")
     until = time.monotonic() + FORBIDDEN_S
     while True:
         try:
             with contextlib.nullcontext() if jit is None else jit.quiet():  # let go of on both sides
+                if name := _half_there():  # somebody began since this was asked, perhaps while the linker was waited for
+                    raise RuntimeError(f"module {name} is being imported")
                 return os.fork()
         except DeprecationWarning:  # warnings are errors here: the fork happened all the same
             return -1
         except RuntimeError as e:
             if time.monotonic() > until:
-                raise OSError(f"a library forbids it: {e}") from e
+                raise OSError(f"it cannot be done now: {e}") from e
             time.sleep(0.005)
 
 
