@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import GuardSource, Source
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
@@ -100,22 +99,6 @@ def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTen
     )
 
 
-@dataclass(frozen=True)
-class SizeSource(Source):
-    """Where torch believes a size to come from: its name, and nothing that could be guarded on."""
-
-    called: str
-
-    @property
-    def guard_source(self) -> GuardSource:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of no frame of Python code."""
-        return GuardSource.CONSTANT
-
-    @property
-    def _name_template(self) -> str:
-        return self.called
-
-
 def fake_inputs(
     mode: FakeTensorMode, env: ShapeEnv, specs: Sequence[TensorSpec | None], types: Sequence[PortType]
 ) -> list[Any]:
@@ -144,7 +127,9 @@ def fake_inputs(
             name = name if isinstance(name, str) and name.isprintable() and any(c.isalnum() for c in name) else None
             dim = named.get(name) if name is not None else unnamed.get(size)
             if dim is None:
-                source = SizeSource(f"input{i}_{d}")
+                from torch._dynamo.source import ConstantSource  # symbols load Dynamo anyway
+
+                source = ConstantSource(f"input{i}_{d}")
                 hint = size if size > 1 else 17 + 2 * len(out) + d  # 0 and 1 would be burnt in
                 dim = env.create_symintnode(
                     env.create_symbol(hint, source, DimDynamic.DYNAMIC), hint=hint, source=source
