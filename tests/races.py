@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from hotfuse import api, torch_backend
+from hotfuse.backends.protocol import Run
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate, Shelf
 from hotfuse.compile.variants import trial
@@ -40,8 +41,6 @@ SLOWER_S = 0.02
 """What the loser takes longer: far more than the noise of a busy machine, for five rounds of a race a tenth of a second."""
 CHARGED_S = 60.0
 """The same where nobody sleeps."""
-LIBRARY_S = 0.003
-"""The same for a worker's first run of a kernel, whose verdict is the least of several rounds: longer than any kernel of a test."""
 
 
 class Held(NamedTuple):
@@ -152,14 +151,32 @@ def forking(patch: pytest.MonkeyPatch, *, pays: bool) -> list[Held]:
     return held
 
 
-def kernels_win(patch: pytest.MonkeyPatch, seconds: float = LIBRARY_S) -> None:
-    """A worker runs and times a new kernel as ever; the library sleeps in its rounds."""
-    patch.setattr(trial, "_timed", lambda native, library, inputs: timed(native, sleeping(library, seconds), inputs))
+def kernels_charged(patch: pytest.MonkeyPatch, native_s: float, library_s: float) -> None:
+    """A worker runs and times a new kernel and the library as ever; each call is charged seconds that nobody waits for."""
+
+    def rounds(native: Run, library: Run, inputs: list[Any]) -> trial.Outcome:
+        charged = [0.0]
+
+        def dear(run: Run, seconds: float) -> Run:
+            def called(*given: Any) -> Any:
+                charged[0] += seconds
+                return run(*given)
+
+            return called
+
+        return timed(dear(native, native_s), dear(library, library_s), inputs, lambda: time.perf_counter() + charged[0])
+
+    patch.setattr(trial, "_timed", rounds)
 
 
-def kernels_lose(patch: pytest.MonkeyPatch, seconds: float = LIBRARY_S) -> None:
-    """The same with sleep on the other side."""
-    patch.setattr(trial, "_timed", lambda native, library, inputs: timed(sleeping(native, seconds), library, inputs))
+def kernels_win(patch: pytest.MonkeyPatch) -> None:
+    """New kernels are proposed, right and faster than the library."""
+    kernels_charged(patch, 0.0, CHARGED_S)
+
+
+def kernels_lose(patch: pytest.MonkeyPatch) -> None:
+    """They are right and slower."""
+    kernels_charged(patch, CHARGED_S, 0.0)
 
 
 Sleeps = Callable[[BoundCall, CompiledCandidate | None, Shelf | None], float]

@@ -11,6 +11,7 @@ import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hotfuse.base.collector import take_for_old
 from hotfuse.base.interpreters import refuse_sub_interpreters
 
 if TYPE_CHECKING:
@@ -103,7 +104,5 @@ def __getattr__(name: str) -> Any:
     finally:
         if collects:
             gc.enable()
-            if not gc.get_freeze_count():  # somebody who froze objects wants them to stay so
-                gc.freeze()
-                gc.unfreeze()
+            take_for_old()
     return value

@@ -25,7 +25,7 @@ from hotfuse.lower import lower
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
-from tests.races import sleeping, timed
+from tests.races import CHARGED_S, kernels_charged
 
 GRAPH = """graph g(%x: f32[256, 1024]) {
   %y: f32[256, 1024] = aten.gelu.default(%x)
@@ -92,15 +92,10 @@ def test_requests_for_several_threads_are_answered_apart() -> None:
     assert request_context.threads() == 1
 
 
-LIBRARY_S = 0.02
-
-
 def outcome(times: float, threads: int, busy: int, monkeypatch: pytest.MonkeyPatch) -> trial.Outcome:
-    """A trial for calls of so many threads on a machine of 16 cores; the kernel sleeps so many times as long as the library."""
+    """A trial for calls of so many threads on a machine of 16 cores; the kernel takes so many times as long as the library."""
     monkeypatch.setattr(served_threads, "_watch", Cores(busy, 16 - busy).watch())
-    monkeypatch.setattr(trial, "_timed", lambda native, library, inputs: timed(
-        sleeping(native, times * LIBRARY_S), sleeping(library, LIBRARY_S), inputs
-    ))  # fmt: skip
+    kernels_charged(monkeypatch, times * CHARGED_S, CHARGED_S)
     with request_context.used_by({"threads": threads}):
         core = kernel_cache().core
     assert core.threads == threads

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx import ModelProto, helper
 
 import hotfuse.session as hf
@@ -441,8 +442,9 @@ def test_one_import_changes() -> None:
     ]  # fmt: skip
     for name in names:
         assert hasattr(ort, name) and getattr(hotfuse, name) is getattr(hf, name)
-    assert set(hotfuse.get_available_providers()) <= set(ort.get_available_providers())
-    assert hotfuse.get_device() == ort.get_device()
+    if not torch.cuda.is_available():  # the peer is a build for CPUs
+        assert set(hotfuse.get_available_providers()) <= set(ort.get_available_providers())
+        assert hotfuse.get_device() == ort.get_device()
 
 
 def test_session_surface() -> None:

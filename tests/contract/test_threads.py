@@ -27,7 +27,7 @@ HIDDEN, HEADS = 96, 3
 @pytest.fixture(autouse=True)
 def any_work_is_worth_a_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here, and small kernels are divided as large ones are."""
-    kernels_win(monkeypatch, 0.05)  # a team of 16 on two busy cores takes its time
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     monkeypatch.setattr(units.VariantSearch, "found", lambda _self: VariantDecision())
     for name in ("WORK_PER_THREAD", "AWAKE_WORK", "MEETING_WORK"):

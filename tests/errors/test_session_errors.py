@@ -136,6 +136,7 @@ def test_failure_inside_the_model_names_the_node() -> None:
     assert session.run(None, {"x": np.ones(28, np.float32)})[0].shape == (4, 7), "an error must not break the session"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA device")
 def test_options_without_effect_are_recorded() -> None:
     options = hf.SessionOptions()
     options.graph_optimization_level = hf.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -228,6 +229,7 @@ def test_profiling_is_refused_clearly() -> None:
         hf.InferenceSession(good().SerializeToString(), options).end_profiling()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA device")
 def test_other_devices_are_refused() -> None:
     with pytest.raises(hf.NotImplemented, match="cuda"):
         hf.OrtValue.ortvalue_from_numpy(X, "cuda")

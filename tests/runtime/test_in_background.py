@@ -19,6 +19,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings, api
+from hotfuse.base.collector import take_for_old
 from hotfuse.base.faults import faults
 from hotfuse.compile.request_bodies import RequestBody
 from hotfuse.compile.workers.background_priority import (
@@ -69,6 +70,16 @@ def test_jobs_of_one_model_run_in_order_and_one_at_a_time(own: Service) -> None:
     for n in range(20):
         own.submit(lambda n=n: job(n), "one")
     assert done.wait(60) and ran == list(range(20))
+
+
+def test_objects_that_somebody_froze_stay_frozen() -> None:
+    assert take_for_old() and gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        assert not take_for_old() and gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
 
 
 def test_the_collection_that_jobs_put_off_comes_when_nobody_calls() -> None:

@@ -41,6 +41,7 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from hotfuse.base.collector import take_for_old
 from hotfuse.machine.cores import usable_cores
 from hotfuse.machine.heap import SHARE, heap
 from hotfuse.machine.openmp import give_up_team
@@ -197,10 +198,7 @@ class BackgroundPriority:
         young, middle, oldest = gc.get_threshold()
         if oldest == self._rare:
             gc.set_threshold(young, middle, self._oldest)
-        if not gc.get_freeze_count():  # somebody who froze objects wants them to stay so
-            gc.freeze()
-            gc.unfreeze()
-            self._put_off = True
+        self._put_off |= take_for_old()
 
     def collect(self) -> int:
         """When nobody has called for a while: the collection that jobs put off, in at most a hundredth of the time."""

@@ -86,8 +86,9 @@ def bytes_of(x: Tensor) -> Tensor:
 
 def stored(y: Tensor, zero: int, dtype: torch.dtype) -> Tensor:
     """Real numbers in units of the scale, rounded half to even, shifted and saturated; `y` is overwritten. What is no number is the
-    lowest one, as in ONNX Runtime."""
-    y.round_().nan_to_num_(nan=float(LIMITS[dtype][0] - zero))
+    lowest one, as in ONNX Runtime. Saturated here: the library's last elements, taken one by one, pass through 32-bit integers."""
+    low, high = (float(limit - zero) for limit in LIMITS[dtype])
+    y.round_().clamp_(low, high).nan_to_num_(nan=low)
     return bytes_of(torch.quantize_per_tensor(y, 1.0, zero, QUANTIZED[dtype]))
 
 
