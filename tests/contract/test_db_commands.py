@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from hotfuse.base.errors import InputError
 from hotfuse.cli import app
+from hotfuse.cli.build import _features
 from hotfuse.machine.fingerprint import Fingerprint, fingerprint
 from hotfuse.profile.rows import Measurement, SubgraphProfile
 from hotfuse.profile.store import Store
@@ -68,6 +70,21 @@ def test_machines_pieces_and_differences_are_shown(place: str) -> None:
     code, out = _run("show", "nothing", "--store", place)
     assert code == 2 and "no piece is called" in out
     assert _run("top", "--store", place, "--machine", "nobody")[0] == 2
+    code, out = _run("show", "", "--store", place)
+    assert code == 2 and "names 2 pieces" in out
+
+
+def test_a_machine_of_the_store_or_of_the_fleets_database_is_a_target(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTFUSE_PROFILES", place)
+    assert _features(NAME[:6]) == (NAME, "avx")
+    with Store.open(place) as store:
+        store.machine(Fingerprint((("arch", "x86_64"), ("features", "avx")), (("cores", "8"),)))
+        store.machine(Fingerprint((("arch", "aarch64"), ("features", "neon")), ()))
+        far = next(m.name for m in store.machines() if m.identity["arch"] == "aarch64")
+    assert _features(NAME[:8])[1] == "avx"  # several that execute the same are one target
+    for name, said in (("nobody", f"knows .*{NAME}"), ("", "knows"), (far, "aarch64 machine")):
+        with pytest.raises(InputError, match=said):
+            _features(name)
 
 
 def test_the_oldest_rows_leave(place: str) -> None:
@@ -85,7 +102,7 @@ def test_what_is_exported_is_imported_once(place: str, tmp_path: Path) -> None:
     added = _json("import", str(out), "--store", str(other))["added"]
     assert added["subgraph_profiles"] == 4 and added["hpm_arrays"] == 1
     again = _json("import", str(out), "--store", str(other))["added"]
-    assert again["subgraph_profiles"] == again["measurements"] == again["hpm_models"] == 0
+    assert set(again.values()) == {0}
     with Store.open(other) as store:
         machine = next(m.id for m in store.machines() if m.name == NAME)
         assert store.remembered("arms", machine) == {"x": [1.0]} and len(store.subgraphs()) == 4

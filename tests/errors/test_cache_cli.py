@@ -48,6 +48,15 @@ def test_what_there_is_is_listed_checked_and_made_smaller(place: Path) -> None:
     assert _json("cache", "gc", "--bytes", "0")["entries"] == 0
 
 
+def test_entries_that_cannot_be_removed_are_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    code, said = _run("cache", "gc", "--bytes", "0")
+    assert code == 2 and "cannot be removed" in said
+
+
 def test_keys_are_named_and_never_shown(place: Path) -> None:
     secret = (place / "cache.key").read_text().strip()
     code, said = _run("keys")

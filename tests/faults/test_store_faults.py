@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import random
@@ -18,8 +19,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import OperationalError
+from typer.testing import CliRunner
 
 from hotfuse.base.events import EventLog, Why
+from hotfuse.cli import app
 from hotfuse.profile import database, schema
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
@@ -177,7 +180,58 @@ def test_read_only(tmp_path: Path) -> None:
     in_memory, wrote, rows, counts = ours.recv()
     child.join(60)
     folder.chmod(0o755)
-    assert in_memory and wrote == 1 and rows == 1 and counts["read_only"] == 1
+    assert in_memory and wrote == 1 and rows == 11 and counts["read_only"] == 1  # what was there is known
+
+
+def _commands(path: str, target: str, answer: Any) -> None:
+    if os.getuid() == 0:
+        os.setuid(65534)
+    lines = Path(target).read_text() if Path(target).exists() else ""
+    told = [CliRunner().invoke(app, ["db", *args, "--store", path]) for args in (
+        ("info",), ("export",), ("export",), ("prune", "--keep", "0"), ("vacuum",), ("import", target))]  # fmt: skip
+    answer.send([(d.exit_code, d.stdout, d.stderr) for d in told] + [(len(lines), "", "")])
+
+
+@pytest.mark.parametrize("log_left", [False, True])
+def test_commands_read_a_store_that_cannot_be_written_and_never_say_that_they_changed_it(tmp_path: Path, log_left: bool) -> None:
+    folder = tmp_path / "inside"
+    path, rows = folder / "p.sqlite", tmp_path / "rows.jsonl"
+    filled(path, 10)
+    assert CliRunner().invoke(app, ["db", "export", "--store", str(path), "--out", str(rows)]).exit_code == 0
+    path.unlink()
+    filled(path, 10)
+    with contextlib.closing(sqlite3.connect(path)) as held:
+        if log_left:
+            held.execute("DELETE FROM measurements WHERE id > 5")
+            held.commit()
+        for file in (path, *(folder.glob("p.sqlite-*") if log_left else ())):
+            file.chmod(0o444)
+        if not log_left:
+            held.close()
+        folder.chmod(0o555)
+        for parent in [p for p in folder.parents if tmp_path.parents[1] in (p, *p.parents)]:
+            parent.chmod(parent.stat().st_mode | 0o055)
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_commands, args=(str(path), str(rows), theirs))
+        child.start()
+        assert ours.poll(120)
+        info, first, second, *changes, readable = ours.recv()
+        child.join(60)
+        folder.chmod(0o755)
+    count = 5 if log_left else 10
+    assert info[0] == 0 and f"measurements        {count}" in info[1], info
+    for code, lines, said in (first, second):
+        assert code == 0 and sum('"measurements"' in line for line in lines.splitlines()) == count, said
+    names = [json.loads(lines.splitlines()[0])["row"]["uid"] for _, lines, _ in (first, second)]
+    assert names[0] == names[1]  # so the same rows are imported once
+    assert readable[0] and all(code == 2 and "cannot be written" in said for code, _, said in changes), changes
+
+
+def test_a_file_that_there_is_no_room_for_is_an_error_and_not_left_half(tmp_path: Path) -> None:
+    filled(tmp_path / "p.sqlite", 10)
+    done = CliRunner().invoke(app, ["db", "export", "--store", str(tmp_path / "p.sqlite"), "--out", "/dev/full"])
+    assert done.exit_code == 2 and "/dev/full cannot be written" in done.stderr and Path("/dev/full").exists()
 
 
 @contextlib.contextmanager

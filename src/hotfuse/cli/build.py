@@ -29,8 +29,9 @@ import typer
 from hotfuse.base.errors import HotfuseError, InputError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings, from_env
-from hotfuse.cli.feeds import make_feeds
+from hotfuse.cli.feeds import Feeds, make_feeds
 from hotfuse.cli.output import console, pairs, print_json, reports_errors, rows
+from hotfuse.cli.stores import machines_named, open_store
 from hotfuse.cli.torch_models import is_torch_name, load_torch
 from hotfuse.machine.probe import LIMIT
 
@@ -56,6 +57,8 @@ class Served:
     """A model that is being built: how to call it, and what to ask it."""
 
     kinds: Sequence[Callable[[], Any]]
+    sizes: Sequence[str]
+    """The sizes of each kind, for readers, and which of them nobody gave."""
     calls: Sequence[int]
     wait: Callable[[float], bool]
     stats: Callable[[], dict[str, Any]]
@@ -78,7 +81,7 @@ def build(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Compile a model ahead for the machine and the calls it is going to get, into one signed bundle."""
-    features = _features(target)
+    target, features = _features(target)
     if features is not None:
         os.environ[LIMIT] = features  # before anything is compiled; workers inherit it
     kinds = _kinds(traffic, _given(model, inputs or [], dims or []))
@@ -88,9 +91,10 @@ def build(
         settings = from_env().with_(cache=folder, threads=threads, idle=False, artifacts=None, capture="background")
         if key is not None:
             settings = settings.with_(cache_key=str(key.expanduser().resolve()))
-        tiers = _serve(model, kinds, settings, begin + seconds)
+        sizes, tiers = _serve(model, kinds, settings, begin + seconds)
         report = _bundle(model, target, settings, out)
-    report |= {"calls_per_tier": tiers, "seconds": round(time.monotonic() - begin, 2)}
+    took = round(time.monotonic() - begin, 2)
+    report |= {"calls": sizes if as_json else "; ".join(sizes), "calls_per_tier": tiers, "seconds": took}
     if as_json:
         print_json(report)
     else:
@@ -107,34 +111,38 @@ def _writable(out: Path) -> None:
         raise InputError(f"{out} cannot be written", because=because)
 
 
-def _features(target: str) -> str | None:
-    """The features that code may use, for another machine; None for this one."""
+def _features(target: str) -> tuple[str, str | None]:
+    """What the target is called, and the features that code for it may use; None for this machine."""
     from hotfuse.machine.probe import usable_features
     from hotfuse.native.target import level_features
 
     if target == "this":
-        return None
+        return target, None
     found = level_features(target)
-    wanted = set(found if found is not None else _machine_features(target))
+    name, wanted = (target, set(found)) if found is not None else _stored_machine(target)
     if missing := sorted(wanted - usable_features()):
         raise InputError(
-            f"code for {target} cannot be tried here", because=f"this machine does not execute {', '.join(missing)}",
+            f"code for {name} cannot be tried here", because=f"this machine does not execute {', '.join(missing)}",
             hint="build on such a machine, or for a lesser one: --for avx2",
         )
-    return " ".join(sorted(wanted))
+    return name, " ".join(sorted(wanted))
 
 
-def _machine_features(name: str) -> list[str]:
-    from hotfuse.profile.place import location
-    from hotfuse.profile.store import Store
-
-    with Store.open(location(from_env())) as store:
-        known = store.machines()
-    found = {m.identity["features"] for m in known if name and m.name.startswith(name)}
-    if len(found) != 1:
-        there = ", ".join(sorted({m.name for m in known})) or "none"
-        raise InputError(f"no machine is called {name!r}", because=f"the profile store knows {there}", hint="this, avx2 or avx512")
-    return found.pop().split()
+def _stored_machine(name: str) -> tuple[str, set[str]]:
+    """A machine of the profile store or the fleet's database by how its name begins, and what executes there."""
+    try:
+        with open_store() as store:
+            found = machines_named(store.machines(), name)
+    except InputError as e:
+        hint = "this, avx2, avx512, or a machine of hotfuse db machines"
+        raise InputError(f"no machine is called {name!r}", because=e.because or e.what, hint=hint) from e
+    if len(executes := {m.identity.get("features", "") for m in found}) > 1:
+        raise InputError(f"{name!r} names machines that execute different code", because=", ".join(m.name for m in found),
+                         hint="more of the name")  # fmt: skip
+    if (arch := found[0].identity.get("arch", "")) != platform.machine():
+        raise InputError(f"code for {found[0].name} cannot be tried here", because=f"it is a {arch or 'unknown'} machine",
+                         hint="build on such a machine")  # fmt: skip
+    return found[0].name, set(executes.pop().split())
 
 
 def _given(model: str, inputs: Sequence[str], dims: Sequence[str]) -> CallKind:
@@ -175,8 +183,8 @@ def _kind(data: Any) -> CallKind:
     return CallKind({str(k): str(v) for k, v in dict(data.get("dims", {})).items()}, data.get("inputs"), calls)
 
 
-def _serve(model: str, kinds: Sequence[CallKind], settings: Settings, until: float) -> dict[str, int]:
-    """Serve the model until its best plans answer every kind of call; calls per tier."""
+def _serve(model: str, kinds: Sequence[CallKind], settings: Settings, until: float) -> tuple[list[str], dict[str, int]]:
+    """Serve the model until its best plans answer every kind of call: the sizes of each, and calls per tier."""
     import torch
 
     if settings.threads is not None:
@@ -198,7 +206,7 @@ def _serve(model: str, kinds: Sequence[CallKind], settings: Settings, until: flo
                 steady = steady + 1 if compiled else 0
                 if status is not None:
                     status.update(f"{title}: round {rounds}, {steady} of {STEADY_ROUNDS} in compiled plans")
-            return served.stats()["calls_per_tier"]
+            return list(served.sizes), served.stats()["calls_per_tier"]
 
 
 def _answered(call: Callable[[], Any], number: int) -> None:
@@ -224,7 +232,14 @@ def _onnx(model: str, kinds: Sequence[CallKind], settings: Settings, held: conte
         for seed, k in enumerate(kinds)
     ]
     calls = [lambda f=f: session.run(None, f.arrays) for f in feeds]
-    return Served(calls, [k.calls for k in kinds], session.wait, session.stats)
+    return Served(calls, [_sizes(f) for f in feeds], [k.calls for k in kinds], session.wait, session.stats)
+
+
+def _sizes(feeds: Feeds) -> str:
+    """The sizes of a call of a file, and which were made up: a bundle for other sizes is of little use."""
+    said = ", ".join(f"{name} {'x'.join(map(str, a.shape))}" for name, a in feeds.arrays.items())
+    chosen = ", ".join(f"{name}={feeds.dims[name]}" for name in sorted(feeds.chosen))
+    return f"{said} (made up: {chosen}; --dim or --traffic gives them)" if chosen else said
 
 
 def _torch(model: str, kinds: Sequence[CallKind], settings: Settings, held: contextlib.ExitStack) -> Served:
@@ -236,7 +251,8 @@ def _torch(model: str, kinds: Sequence[CallKind], settings: Settings, held: cont
     target, args, _ = load_torch(model, [str(i) for i in kinds[0].inputs or ()])
     given = [args, *(load_torch(model, [str(i) for i in k.inputs or ()])[1] for k in kinds[1:])]
     fast = held.enter_context(jit(target, settings=settings))
-    return Served([lambda a=a: fast(*a) for a in given], [k.calls for k in kinds], fast.wait, fast.stats)
+    sizes = [", ".join("x".join(map(str, x.shape)) for x in args if isinstance(x, torch.Tensor)) for args in given]
+    return Served([lambda a=a: fast(*a) for a in given], sizes, [k.calls for k in kinds], fast.wait, fast.stats)
 
 
 def _bundle(model: str, target: str, settings: Settings, out: Path) -> dict[str, Any]:

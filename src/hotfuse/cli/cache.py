@@ -84,6 +84,8 @@ def gc(
     held = _open(at)
     gone = held.collect(limit)
     left = held.entries()
+    if (size := sum(h.bytes for h in left)) > (held.limit if limit is None else limit):
+        raise InputError(f"{size} bytes are left in {held.root}", because="entries cannot be removed there", hint="its permissions")
     found = {"place": str(held.root), "removed_bytes": gone, "entries": len(left), "bytes": sum(h.bytes for h in left)}
     if as_json:
         print_json(found)

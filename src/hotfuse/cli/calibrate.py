@@ -8,9 +8,9 @@ import typer
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import from_env
-from hotfuse.cli.db import At
 from hotfuse.cli.device_peaks import calibrate_device
 from hotfuse.cli.output import console, heading, print_json, reports_errors, rows
+from hotfuse.cli.stores import At
 
 MOST_REASONS = 8
 """Reasons for leaving kernels out that a terminal is shown, the commonest."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import from_env
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
+from hotfuse.cli.stores import At, changed_store, machines_named, name_for_export, open_store
 
 if TYPE_CHECKING:
     from hotfuse.profile.store import Store
@@ -22,35 +22,17 @@ db = typer.Typer(
     help="The profile store: what it holds, making it smaller, taking everything out and in.", no_args_is_help=True
 )
 
-At = Annotated[
-    str | None, typer.Option("--store", help="A path, sqlite:///path or postgresql://…; the default is that of the settings.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OnMachine = Annotated[str | None, typer.Option("--machine", help="Only this one, by how its name begins.")]
 MOST_COMPARED = 10_000
 """Pieces of a machine that are looked at for a comparison."""
 
 
-def _open(at: str | None, *, begin: bool = False) -> Store:
-    """A store that exists: looking at one must not begin it, nor put a damaged one aside unseen. `begin`: or a new one."""
-    from hotfuse.profile.database import damaged
-    from hotfuse.profile.place import central, location
-    from hotfuse.profile.store import Store, store_place
-
-    place = at or central(from_env()) or location(from_env())
-    if not begin and "://" not in place and not Path(place).expanduser().exists():
-        raise InputError(f"there is no profile store at {place}", hint="--store, or HOTFUSE_PROFILES")
-    if isinstance(file := store_place(place), Path) and damaged(file):
-        raise InputError(f"{file} is no profile store, or a damaged one", because="SQLite finds fault with it",
-                         hint="nothing was done to it; a process that serves puts its own aside and begins a new one")
-    return Store.open(place)
-
-
 @db.command()
 @reports_errors
 def info(at: At = None, as_json: AsJson = False) -> None:
     """Where the store is, its version and size, rows per table, and what went wrong with it."""
-    with _open(at) as store:
+    with open_store(at) as store:
         found = store.info()
     if as_json:
         print_json(found)
@@ -78,7 +60,7 @@ def vacuum(
     as_json: AsJson = False,
 ) -> None:
     """Give unused room back to the system."""
-    with _open(at) as store:
+    with changed_store(at) as store:
         before = store.info()["bytes"]
         dropped = {} if keep is None else store.prune(keep)
         store.vacuum()
@@ -94,12 +76,19 @@ def vacuum(
     )
 
 
-def _target(out: Path | None) -> AbstractContextManager[TextIO]:
+def _written(out: Path | None, lines: Iterable[str]) -> None:
+    """Write lines to a file or to standard output; a file that could not be written wholly is not left there."""
     if out is None:
-        return nullcontext(sys.stdout)
+        sys.stdout.writelines(lines)
+        return
+    begun = False
     try:
-        return out.open("w")
+        with out.open("w") as file:
+            begun = out.is_file()
+            file.writelines(lines)
     except OSError as e:
+        if begun:
+            out.unlink(missing_ok=True)
         raise InputError(f"{out} cannot be written", because=e.strerror or str(e)) from e
 
 
@@ -112,10 +101,10 @@ def export(
     """Every row as one line of JSON: {"table": ..., "row": {...}}."""
     from hotfuse.profile.exchange import own_uid
 
-    with _open(at) as store, _target(out) as target:
-        store.database.write(own_uid)  # whoever imports the rows knows whose they are
-        for table, values in store.export():
-            target.write(json.dumps({"table": table, "row": values}) + "\n")
+    with open_store(at) as store:
+        # Whoever imports the rows knows whose they are. Where the file cannot be written, this makes it a copy in memory.
+        store.database.write(lambda c: own_uid(c, name_for_export(store)))
+        _written(out, (json.dumps({"table": table, "row": values}) + "\n" for table, values in store.export()))
 
 
 @db.command("import")
@@ -131,7 +120,7 @@ def import_(
     try:
         if not file.is_file():
             raise InputError(f"there is no file {file}", hint="hotfuse db export writes one")
-        with _open(at, begin=True) as store:
+        with changed_store(at, begin=True) as store:
             quiet = as_json or not sys.stdout.isatty()
             with file.open() if quiet else rich.progress.open(file, "r", description="importing", transient=True) as lines:
                 added = import_rows(store, lines)
@@ -147,18 +136,20 @@ def import_(
 @reports_errors
 def machines(at: At = None, as_json: AsJson = False) -> None:
     """The machines that rows came from: what they are, what was measured there, when they were last seen."""
-    with _open(at) as store:
+    from hotfuse.native.target import level_of
+
+    with open_store(at) as store:
         found, counts = store.machines(), store.rows_by_machine()
     listed = [
         {"machine": m.name, "cpu": m.tuning.get("cpu", ""), "cores": m.tuning.get("cores", ""), "arch": m.identity.get("arch", ""),
-         "features": m.identity.get("features", ""), "peaks": "measured" if m.peaks else "unknown",
-         "measurements": counts.get(m.id, 0), "seen": _when(m.seen_at)}
+         "level": level_of(m.identity.get("features", "")), "features": m.identity.get("features", ""),
+         "peaks": "measured" if m.peaks else "unknown", "measurements": counts.get(m.id, 0), "seen": _when(m.seen_at)}
         for m in found
     ]  # fmt: skip
     if as_json:
         print_json(listed)
     else:
-        shown = ("machine", "cpu", "cores", "peaks", "measurements", "seen")
+        shown = ("machine", "cpu", "cores", "level", "peaks", "measurements", "seen")
         rows(shown, [[d[c] for c in shown] for d in listed])
 
 
@@ -169,7 +160,7 @@ def top(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """The pieces of models that take most time: what they compute, where, how often, what limits them."""
-    with _open(at) as store:
+    with open_store(at) as store:
         found = store.top_subgraphs(_machine(store, machine), limit)
         names = {m.id: m.name for m in store.machines()}
     listed = [
@@ -192,11 +183,15 @@ def show_subgraph(
     machine: OnMachine = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """The history of a piece: what it took, for which sizes, on which machine, who saw it when, and the evidence."""
-    with _open(at) as store:
+    with open_store(at) as store:
         found = store.subgraphs(subgraph, _machine(store, machine))
         names, hosts = {m.id: m.name for m in store.machines()}, store.origins()
-    if not found:
+    pieces = {p.subgraph: p.ops for p in found}
+    if not pieces:
         raise InputError(f"no piece is called {subgraph!r}", hint="hotfuse db top")
+    if len(pieces) > 1:
+        begin = ", ".join(name[:12] for name in list(pieces)[:4])
+        raise InputError(f"{subgraph!r} names {len(pieces)} pieces", because=f"among them {begin}", hint="more of its hash")
     listed = [
         {"subgraph": p.subgraph, "machine": names.get(p.machine or -1, ""), "sizes": p.sizes, "threads": p.threads, "tier": p.tier,
          "calls": p.calls, **{f"{q}_us": round(getattr(p, f"{q}_ns") / 1e3, 2) for q in ("p10", "p50", "p90")},
@@ -219,7 +214,7 @@ def diff(
     at: At = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """What both machines have run: how long each took, and what limited it there; the largest differences first."""
-    with _open(at) as store:
+    with open_store(at) as store:
         a, b = (store.top_subgraphs(_machine(store, name), MOST_COMPARED) for name in (first, second))
     there = {(p.subgraph, p.sizes, p.threads, p.tier): p for p, _, _ in b}
     pairs = [(p, q) for p, _, _ in a if (q := there.get((p.subgraph, p.sizes, p.threads, p.tier))) is not None]
@@ -243,7 +238,7 @@ def prune(
     days: Annotated[float | None, typer.Option(help="Also drop what is older.", min=0)] = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Drop the oldest rows."""
-    with _open(at) as store:
+    with changed_store(at) as store:
         dropped = store.prune(keep, None if days is None else time.time() - days * 86_400)
     if as_json:
         print_json({"dropped": dropped})
@@ -259,7 +254,7 @@ def learn(at: At = None, as_json: AsJson = False) -> None:
     from hotfuse.hpm import fleet
     from hotfuse.hpm.trust import judged
 
-    with _open(at) as store:
+    with changed_store(at) as store:
         made = fleet.train(store)
     if made is None:
         raise InputError(
@@ -288,7 +283,7 @@ def _machine(store: Store, name: str | None) -> int | None:
     """The number of a machine by how its name begins."""
     if name is None:
         return None
-    found = [m for m in store.machines() if m.name.startswith(name)]
-    if len(found) != 1:
+    found = machines_named(store.machines(), name)
+    if len(found) > 1:
         raise InputError(f"{name!r} names {len(found)} machines", hint="hotfuse db machines")
     return found[0].id

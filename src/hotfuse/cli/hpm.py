@@ -12,8 +12,8 @@ import typer
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import from_env
-from hotfuse.cli.db import At
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
+from hotfuse.cli.stores import At
 
 if TYPE_CHECKING:
     from hotfuse.compile.host import Host

@@ -125,6 +125,11 @@ def level_features(name: str) -> tuple[str, ...] | None:
     return (*_NEEDS[name], *(f for f in _OPTIONAL[name] if f == "f16c")) if name in _NEEDS else None
 
 
+def level_of(features: str) -> str:
+    """The best level among names of features that execute, as a machine's row in a database has them."""
+    return next(name for name in _ORDER if set(_NEEDS[name]) <= set(features.split()))
+
+
 def cross_neon() -> CpuTarget:
     """AArch64 with its baseline vectors, for compiling on another machine."""
     return level("neon", {"neon"})

@@ -3,8 +3,10 @@
     busy      writers take turns: they wait, then try again with growing pauses
     corrupt   the file is moved aside, one process at a time, and a new one begun
     replaced  whoever has just opened the file that another process moves aside gets an I/O error: it opens the new one
-    full, read-only, newer, still busy after all tries
-              this process goes on in memory; what it learns is lost when it ends
+    full, read-only
+              this process goes on with a copy in memory: what was learned is known, what it learns is lost when it ends
+    newer, still busy after all tries
+              the same, beginning with nothing
 
 Each of these is counted and told to the caller; none of them reaches a serving call as an error.
 """
@@ -37,6 +39,8 @@ TRIES = 6
 REPLACED, REPAIRS = 5, 3
 """How often a process opens the file again after an I/O error, and puts a new one in the place of a damaged one."""
 SIDE_FILES = ("-wal", "-shm")
+MAX_COPY_BYTES = 64 * 2**20
+"""The largest file that is copied into memory where it cannot be written."""
 
 
 class Trouble(StrEnum):
@@ -78,6 +82,8 @@ class Database:
     def __init__(self, path: Path | None, tell: Tell, steps: Sequence[Migration] = STEPS) -> None:
         self.path = path
         """None once in memory."""
+        self.copied: Path | None = None
+        """The file that memory began with a copy of: it can be read, and not written."""
         self.counts: Counter[str] = Counter()
         self._tell, self._steps = tell, steps
         self._lock = threading.RLock()
@@ -115,6 +121,7 @@ class Database:
             )
             return
         self._report(trouble, f"{self.path}: {_first_line(error)}; going on in memory")
+        self.copied = self.path if trouble in (Trouble.READ_ONLY, Trouble.FULL) else None
         self.path = None
 
     def _report(self, trouble: Trouble, detail: str) -> None:
@@ -135,6 +142,10 @@ class Database:
     def _memory(self) -> Engine:
         engine = create_engine("sqlite://", connect_args={"check_same_thread": False}, poolclass=StaticPool)
         _prepare(engine, wal=False)
+        if self.copied is not None:
+            with engine.connect() as connection:
+                raw: Any = connection.connection.dbapi_connection
+                self.copied = self.copied if _copy(self.copied, raw) else None
         self._migrated(engine)
         return engine
 
@@ -188,7 +199,7 @@ class Database:
     @property
     def place(self) -> str:
         """Where it is, for readers."""
-        return str(self.path or "memory")
+        return str(self.path) if self.path else f"memory, with a copy of {self.copied}" if self.copied else "memory"
 
     def describe(self, c: Connection) -> dict[str, Any]:
         """Facts for `hotfuse db info`."""
@@ -266,6 +277,29 @@ def _retried(once: Callable[[], T], counts: Counter[str]) -> T:
 
 def _pause(attempt: int) -> None:
     time.sleep(random.uniform(0.5, 1.0) * 0.01 * 2**attempt)
+
+
+def _copy(path: Path, into: sqlite3.Connection) -> bool:
+    """Copy a file that cannot be written; False where it cannot be read either, or is too large.
+
+    SQLite reads a file with a write-ahead log only where it may make a file beside it. Where it may not, and no log is left, the
+    file is all there is (`immutable`).
+    """
+    try:
+        logged = Path(f"{path}-wal")
+        left = logged.stat().st_size if logged.exists() else 0
+        if path.stat().st_size + left > MAX_COPY_BYTES:
+            return False
+        for how in ("mode=ro", *(() if left else ("mode=ro&immutable=1",))):
+            with (
+                contextlib.suppress(sqlite3.OperationalError),
+                contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_S)) as found,
+            ):
+                found.backup(into)
+                return True
+    except (OSError, sqlite3.Error):
+        return False
+    return False
 
 
 def _first_line(error: Exception) -> str:

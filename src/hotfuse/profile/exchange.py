@@ -288,12 +288,12 @@ def _plain(row: Row[Any]) -> dict[str, Any]:
     return {k: v for k, v in row._mapping.items() if k != "id"}  # pyright: ignore[reportPrivateUsage]
 
 
-def own_uid(c: Connection) -> str:
-    """A store's name among all that send rows, made at first use."""
+def own_uid(c: Connection, made: str | None = None) -> str:
+    """A store's name among all that send rows, made at first use; `made` is used if it has none yet."""
     t = s.origins
     found = c.execute(select(t.c.uid).where(t.c.own == 1)).scalar()
     if found is None:
-        found = uuid.uuid4().hex
+        found = made or uuid.uuid4().hex
         c.execute(insert(t).values(uid=found, own=1, host=platform.node()[:128], version=version("hotfuse"), seen_at=time.time()))
     return str(found)
 

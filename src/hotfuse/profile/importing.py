@@ -43,44 +43,49 @@ class _Import:
             new = [row for _, _, row in lines if int(row.get("id", 0)) > last]
             if table is s.machines:  # all of them: later rows name them by number
                 new = [row for _, _, row in lines]
-            for row in new:
-                self._row(c, table, row)
+            added = sum([self._row(c, table, row) for row in new])
             if new and "id" in table.c:
                 advance(c, self._from, table.name, max(int(r["id"]) for r in new))
-            return len(new)
+            return added
 
         try:
             self.added[table.name] += self.store.database.write(work)
         except (SQLAlchemyError, KeyError, ValueError, TypeError) as e:
             raise InputError(f"lines {lines[0][0]} to {lines[-1][0]} cannot be imported", because=str(e).splitlines()[0]) from e
 
-    def _row(self, c: Connection, table: Table, row: dict[str, Any]) -> None:
+    def _row(self, c: Connection, table: Table, row: dict[str, Any]) -> bool:
+        """Add a row; whether it was new here."""
         number, values = int(row.get("id", 0)), {k: v for k, v in row.items() if k != "id"}
         if table is s.origins:
             self._from = str(values["uid"]) if values["own"] else self._from
-            if c.execute(select(table.c.uid).where(table.c.uid == values["uid"])).first() is None:
+            new = c.execute(select(table.c.uid).where(table.c.uid == values["uid"])).first() is None
+            if new:
                 c.execute(insert(table).values(**{**values, "own": 0}))
-            return
+            return new
         if table is s.machines:
             same = (table.c.identity_key == values["identity_key"]) & (table.c.tuning_key == values["tuning_key"])
             known = c.execute(select(table.c.id).where(same)).scalar()
             self._machines[number] = int(known) if known is not None else new_key(c.execute(insert(table).values(**values)))
-            return
+            return known is None
         if values.get("machine_id") is not None:
             values["machine_id"] = self._machines[int(values["machine_id"])]
         if "origin" in table.c:
             values["origin"] = values.get("origin") or self._from
         if table in _REPLACED:
             key = next(iter(table.primary_key.columns))
+            seen = c.execute(select(table.c.seen_at).where(key == values[key.name])).scalar()
+            if seen is not None and float(seen) >= float(values["seen_at"]):
+                return False
             c.execute(delete(table).where(key == values[key.name]))
         if table is s.hpm_models:
             newest = select(table.c.version).where(table.c.name == values["name"]).order_by(table.c.version.desc())
             values["version"] = int(c.execute(newest).scalar() or 0) + 1
             self._models[number] = new_key(c.execute(insert(table).values(**values)))
-            return
+            return True
         if table is s.hpm_arrays:
             values["model_id"] = self._models[int(values["model_id"])]
         c.execute(insert(table).values(**values))
+        return True
 
 
 def import_rows(store: Store, lines: Iterable[str]) -> dict[str, int]:

@@ -35,6 +35,7 @@ class PostgresDatabase:
     """A database on a server; connections are made when they are needed."""
 
     path: Path | None = None
+    copied: Path | None = None
 
     def __init__(self, url: URL) -> None:
         self.url = url.set(drivername="postgresql+psycopg")
