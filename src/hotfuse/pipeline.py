@@ -36,7 +36,7 @@ from hotfuse.compile.literals import with_numbers
 from hotfuse.compile.parts import GeneratedPlan, NativeParts, RunParts, without_runs
 from hotfuse.compile.recipes import Recipe
 from hotfuse.compile.request_context import context_of, settings_of
-from hotfuse.compile.value import ANY_DEMAND, GENERATE, Demand
+from hotfuse.compile.value import ANY_DEMAND, GENERATE, Demand, Headway
 from hotfuse.compile.workers.service import in_background
 from hotfuse.frontends.captured import Captured
 from hotfuse.frontends.ship import restore
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 BESIDE = (guard, publish, model_guard, registry.host())
 """What no pass needs, but calls that got hot do; and what loads and enters code."""
-Progress = Callable[[Callable[[], Plan], float], None]
-"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is decided."""
+Progress = Callable[[Callable[[], Plan], Headway], None]
+"""Told while kernels are made: a plan of those there are, made on demand, and how far that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,9 @@ def _kernels(found: WeightedGraph, job: Job) -> GraphKernels:
     if job.started is not None:
         job.started(compilation)
 
-    def early(parts: Callable[[], NativeParts], decided: float) -> None:
+    def early(parts: Callable[[], NativeParts], headway: Headway) -> None:
         assert job.progress is not None
-        job.progress(lambda: _planned(GraphKernels(graph, parts(), sizes, unfinished=True), compilation, job), decided)
+        job.progress(lambda: _planned(GraphKernels(graph, parts(), sizes, unfinished=True), compilation, job), headway)
 
     return GraphKernels(graph, finished(compilation, None if job.progress is None else early), sizes)
 

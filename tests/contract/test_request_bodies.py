@@ -20,7 +20,7 @@ from hotfuse.compile.workers.schema import described
 from hotfuse.lower.cpu.tiling import Core
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "requests.txt"
-TIMES = bodies.PartitionTimes("graph g() {}", {"s0": 3}, library=True, us=1.5, n=4, noise=0.25, balance=0.5)
+TIMES = bodies.PartitionTimes("graph g() {}", {"s0": 3}, library=True, us=1.5, n=4, noise=0.25, balance=0.5, flops=7, bytes=-1)
 EXAMPLES: tuple[Any, ...] = (
     bodies.ReadyRequest("torch"), bodies.TorchCapture({"inputs": []}), bodies.OnnxCapture({"inputs": []}),
     bodies.PresentCapture(3, {"inputs": []}), bodies.PlanRequest("graph g() {}", {"s0": 3}),

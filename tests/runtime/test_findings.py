@@ -41,7 +41,7 @@ from tests.runtime.test_tiers import SETTINGS, Compiler, served
 def asked(us: float, balance: float = 1.0, **more: Any) -> dict[str, Any]:
     p = drawn(1, "contraction")[0]
     return {"graph": show(p.graph), "sizes": dict(p.sizes[-1]), "library": False, "us": us, "n": 9, "noise": 0.05,
-            "balance": balance, **more}  # fmt: skip
+            "balance": balance, "flops": -1, "bytes": -1, **more}  # fmt: skip
 
 
 def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
@@ -66,6 +66,40 @@ def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
         rows = store.measurements(source="serve")
     assert len(rows) == 2, "one sample teaches nothing"
     assert rows[0].time_ns == pytest.approx(1e9)
+
+
+LOPSIDED = """graph main(%x: f32[8], %w: f32[512, 512], %c: bool[]) {
+  %y: f32[8] = control.if(%c, [%x, %w]) {
+    graph then(%a: f32[8], %b: f32[512, 512]) {
+      %r: f32[8] = aten.tanh.default(%a)
+      return %r
+    }
+    graph else(%a: f32[8], %b: f32[512, 512]) {
+      %m: f32[512, 512] = aten.mm.default(%b, %b)
+      %s: f32[] = aten.sum.default(%m)
+      %r: f32[8] = aten.add.Tensor(%a, %s)
+      return %r
+    }
+  }
+  return %y
+}
+"""
+
+
+def test_a_side_that_nobody_takes_limits_nothing_and_teaches_nothing(tmp_path: Path) -> None:
+    place = RequestContext(str(tmp_path / "p.sqlite"))
+    with Store.open(place.path) as store:
+        store.machine(fingerprint(), PEAKS.to_dict())
+    taken = asked(400.0, graph=LOPSIDED, sizes={}, flops=32, bytes=64)
+    parts = [taken, {**taken, "flops": 2 * 512**3, "bytes": 3 << 20}, {**taken, "flops": -1, "bytes": -1}]
+    answer, _ = wire.checked(requests.answer({"kind": "profile", "threads": 1, "parts": parts, **place.header()}, []))
+    assert [p["bottleneck"] for p in answer["parts"]] == ["latency", "compute", "unknown"]
+    with request_context.used_by(place.header()):
+        kept = notes()
+        assert kept is not None
+        kept.flush()
+    with Store.open(place.path) as store:
+        assert not store.measurements(source="serve"), "what it did is not what its features would say"
 
 
 VERTICAL = AttemptKey(AGAINST, "vertical against memory", 1)

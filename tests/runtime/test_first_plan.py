@@ -9,22 +9,23 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hotfuse.compile.value import Headway
 from hotfuse.runtime.tierup import tier1
 from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.specialize.table import PART_OF_TIER1, TIER1
 
 
-def parts_tried(monkeypatch: pytest.MonkeyPatch, steps: Sequence[tuple[float, float]]) -> list[Attempt]:
-    """Unfinished plans that are tried when so much of the saving was decided at such times."""
+def parts_tried(monkeypatch: pytest.MonkeyPatch, steps: Sequence[tuple[float, tuple[float, float]]]) -> list[Attempt]:
+    """Unfinished plans that are tried when so much of the saving was decided, and of the work done, at such times."""
     tried, now = list[Attempt](), [0.0]
     monkeypatch.setattr(tier1, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(tier1, "demand_of", lambda entry: None)
+    monkeypatch.setattr(tier1, "demand_of", lambda context, entry: None)
 
-    def improve(*_: Any, progress: Callable[[Any, float], None], demand: Any) -> str:
+    def improve(*_: Any, progress: Callable[[Any, Headway], None], demand: Any) -> str:
         for at, decided in steps:
             now[0] = at
-            progress(lambda: "a part", decided)
+            progress(lambda: "a part", Headway(*decided))
         return "the whole"
 
     samples = SimpleNamespace(inputs=lambda: [torch.zeros(1)], several=lambda n: [[torch.zeros(1)]])
@@ -35,13 +36,20 @@ def parts_tried(monkeypatch: pytest.MonkeyPatch, steps: Sequence[tuple[float, fl
 
 
 def test_an_unfinished_plan_is_tried_where_the_rest_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = parts_tried(monkeypatch, [(5.0, 0.2), (30.0, 0.55), (40.0, 0.7)])
+    tried = parts_tried(monkeypatch, [(5.0, (0.2, 0.2)), (30.0, (0.55, 0.55)), (40.0, (0.7, 0.7))])
     assert [(a.key, a.about) for a in tried] == [(PART_OF_TIER1, {"decided": 0.55})]
 
 
 def test_it_is_not_where_the_whole_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever proves and races a part leaves the worker without work meanwhile."""
-    assert parts_tried(monkeypatch, [(6.0, 0.5), (12.0, 0.6), (20.0, 0.9)]) == []
+    assert parts_tried(monkeypatch, [(6.0, (0.5, 0.5)), (12.0, (0.6, 0.6)), (20.0, (0.9, 0.9))]) == []
+
+
+def test_what_calls_use_is_tried_before_what_they_do_not_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly all of the saving is decided, and most of the work, for a branch that nobody takes, is still ahead."""
+    tried = parts_tried(monkeypatch, [(4.0, (0.96, 0.1)), (6.0, (0.97, 0.5)), (12.0, (0.99, 0.6))])
+    assert [a.about for a in tried] == [{"decided": 0.97}]
+    assert parts_tried(monkeypatch, [(6.0, (0.6, 0.5)), (9.0, (0.96, 0.9))]) == [], "the whole comes soon"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def begun(made: Made) -> Recipe:
     graph, weights, x, settings = made
     plans: list[Plan] = []
 
-    def progress(make: Callable[[], Any], _decided: float) -> None:
+    def progress(make: Callable[[], Any], _headway: Any) -> None:
         plans.append(make())
         raise Ended
 

@@ -1,15 +1,17 @@
 """What a node or a graph costs on paper: floating-point operations and bytes moved, for given sizes.
 
 Bytes are every tensor read plus every tensor written, once each; ops that only make a view move none. A figure that
-depends on data (a size nobody knows, how often a loop runs) is None, never a guess.
+depends on data (a size nobody knows, how often a loop runs) is None, never a guess. Which branch is taken depends on data, too: the
+dearest counts where nobody says how often each runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.ir.branches import control_name, inside
 from hotfuse.ir.dims import Dim, evaluate
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import ObjectType, OptionalType, SequenceType, TensorType, bits
@@ -26,12 +28,16 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(_plus(self.flops, other.flops), _plus(self.bytes, other.bytes))
 
-    def times(self, n: int) -> Cost:
-        """The cost of doing it n times."""
-        return Cost(None if self.flops is None else self.flops * n, None if self.bytes is None else self.bytes * n)
+    def times(self, n: float) -> Cost:
+        """The cost of doing it n times, which may be a mean."""
+        return Cost(None if self.flops is None else round(self.flops * n), None if self.bytes is None else round(self.bytes * n))
 
 
 FREE = Cost(0, 0)
+UNSEEN = Cost(None, None)
+BodyRuns = Callable[[Node, str, int], float | None]
+"""How often a body of a control node runs each time that the node does, as calls showed it; None where none did. Control nodes
+are told by name: the second argument is what their names begin with (`ir.branches.control_name`)."""
 
 
 def value_bytes(value: Value, env: Mapping[str, int]) -> int | None:
@@ -50,10 +56,10 @@ def value_bytes(value: Value, env: Mapping[str, int]) -> int | None:
     return -(-elements * bits(t.dtype) // 8)
 
 
-def node_cost(node: Node, env: Mapping[str, int]) -> Cost:
-    """The cost of one node, nested graphs included."""
+def node_cost(node: Node, env: Mapping[str, int], runs: BodyRuns | None = None, path: str = "") -> Cost:
+    """The cost of one node, nested graphs included: as often as `runs` says, else the dearest branch."""
     if node.kind is Kind.CONTROL:
-        return _control(node, env)
+        return _control(node, env) if runs is None else _expected(node, env, runs, path)
     row = lookup(node.op)
     flops = _evaluate(row.flops(node), env)
     moved = 0 if row.view else _total(value_bytes(v, env) for v in (*node.ins, *node.outs))
@@ -68,6 +74,19 @@ def graph_cost(graph: Graph, env: Mapping[str, int]) -> Cost:
     return total
 
 
+def _expected(node: Node, env: Mapping[str, int], runs: BodyRuns, path: str) -> Cost:
+    """What a control node cost in calls that were seen."""
+    name, total = control_name(node, path), FREE
+    for i, body in enumerate(node.graphs):
+        often = runs(node, path, i)
+        if often is None:
+            return UNSEEN
+        if often:  # sizes that nobody knows do not matter where nobody goes
+            costs = [node_cost(n, env, runs, inside(name, i)) for n in body.nodes]
+            total = total + sum(costs, FREE).times(often)
+    return total
+
+
 def _control(node: Node, env: Mapping[str, int]) -> Cost:
     inner = [graph_cost(g, env) for g in node.graphs]
     if node.op == "control.if":
@@ -76,11 +95,11 @@ def _control(node: Node, env: Mapping[str, int]) -> Cost:
         return Cost(_most(flops), _most(moved))
     if node.op == "control.loop":
         trip, cond = node.args[:2]
-        return inner[0].times(trip) if type(trip) is int and cond is None else Cost(None, None)
+        return inner[0].times(trip) if type(trip) is int and cond is None else UNSEEN
     if node.op == "control.scan":
         length = _scan_length(node, env)
-        return Cost(None, None) if length is None else inner[0].times(length)
-    return Cost(None, None)
+        return UNSEEN if length is None else inner[0].times(length)
+    return UNSEEN
 
 
 def _scan_length(node: Node, env: Mapping[str, int]) -> int | None:

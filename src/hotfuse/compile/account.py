@@ -14,6 +14,8 @@ COUNTED = ("compiled", "deduplicated", "replaced", "refused", "splits", "fusions
 """What is counted per graph: units with a kernel, uses beyond the first, units asked for anew because calls changed, units
 without a kernel, cuts, pairs that became one kernel, pairs tried, pairs that stay apart,
 units that failed outright, units with several kernels for several sizes."""
+RUNS_A_CALL = "runs a call:"
+"""What lines about execution frequencies begin with."""
 _lock = threading.Lock()
 _totals: Counter[str] = Counter()
 
@@ -25,7 +27,7 @@ class Account:
     history: tuple[Diff, ...]
     """Every change of its partitioning."""
     units: tuple[str, ...]
-    """Each unit with where it ended, and the pairs that stay apart with the reason: one line each."""
+    """How often nested graphs run, each unit with where it ended, and the pairs that stay apart with the reason: one line each."""
     counts: Mapping[str, int]
     predicted_us: float | None = None
     """What a call was predicted to take, where a model knows this machine."""

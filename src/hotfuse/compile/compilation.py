@@ -23,7 +23,7 @@ from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
 from hotfuse.compile.request_bodies import PlanRequest, Request, RequestBody, UnitRequest
 from hotfuse.compile.request_context import RequestContext, RequestSettings
-from hotfuse.compile.value import Demand, Estimator, Expected, Learned, RooflineEstimator, worth
+from hotfuse.compile.value import Demand, Estimator, Expected, Headway, Learned, RooflineEstimator, worth
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.task import Task
@@ -40,8 +40,8 @@ TRIES = 2
 """Workers that a unit may kill."""
 TURNS = 2
 """Changes of the sizes that calls have which a compilation follows: traffic to and fro must not keep it from ending."""
-Progress = Callable[[Callable[[], wire.Message], float], None]
-"""Told after each kernel: what there is so far, on demand, and which part of the expected saving is decided."""
+Progress = Callable[[Callable[[], wire.Message], Headway], None]
+"""Told after each kernel: what there is so far, on demand, and how far that is."""
 _serial = itertools.count(1)
 
 
@@ -112,12 +112,14 @@ class Compilation:
             self.peaks = CorePeaks(**answer["peaks"])
             if self.history is not None:
                 self.history.begin(answer.get("history", {}))
-            self.graph.begin(answer["bodies"], self.demand.library_us)
+            self.graph.begin(answer["bodies"], self.demand.library_us, self.demand.outcomes(), self.sizes)
         self._until = self.clock() + SPLIT_S
         while not self._cancelled:
             with self._lock:
                 if self.latest is not None and self._version < TURNS and (sizes := self.latest()) is not None:
                     self.reprofile(sizes)
+                if len(self.graph.levels) > 1:
+                    self.graph.weigh(self.demand.outcomes(), self.sizes)
                 self._dispatch()
                 flying = list(self._flying)
             if not flying:
@@ -129,9 +131,9 @@ class Compilation:
                 for future in done:
                     if (unit := self._flying.pop(future, None)) is not None:
                         self._absorb(unit, future)
-                more, decided = len(self.graph.codes) > before, self.fraction
-            if on_progress is not None and more and decided < 1.0:
-                on_progress(self.message, decided)
+                more, headway = len(self.graph.codes) > before, self.headway
+            if on_progress is not None and more and headway.worked < 1.0:
+                on_progress(self.message, headway)
         raise CaptureError("the compilation was cancelled", why=Why.TURNED_OFF)
 
     def _request(self, body: RequestBody) -> dict[str, Any]:
@@ -171,22 +173,26 @@ class Compilation:
             return self.graph.describe()
 
     @property
-    def fraction(self) -> float:
-        """The part of the expected saving that is decided, 0 to 1."""
+    def headway(self) -> Headway:
+        """The parts of the expected saving and of the work that are behind it."""
         with self._lock:
             alive = [u for u in self.graph.units.values() if u.state not in OVER and u.of is None]
-            total = sum(map(self._saving, alive))
-            left = sum(self._saving(u) for u in alive if u.state not in (UnitState.DONE, UnitState.LIBRARY))
-            return 1.0 - left / total if total else 1.0
+            left = [u for u in alive if u.state not in (UnitState.DONE, UnitState.LIBRARY)]
+            saving, work = sum(map(self._saving, alive)), sum(map(self._work, alive))
+            return Headway(1.0 - sum(map(self._saving, left)) / saving if saving else 1.0,
+                           1.0 - sum(map(self._work, left)) / work if work else 1.0)  # fmt: skip
 
     def _saving(self, unit: Unit) -> float:
-        return max(self.estimate(unit.facts).saving_s, 1e-9) * len(unit.uses)
+        return max(self.estimate(unit.facts).saving_s, 1e-9) * self.graph.runs_of(unit)
+
+    def _work(self, unit: Unit) -> float:
+        return max(self.estimate(unit.facts).compile_s, 1e-3)
 
     def _value(self, unit: Unit) -> float:
         expected = self.estimate(unit.facts)
         if unit.promised_us:
             expected = Expected(unit.promised_us * 1e-6 * self.trust.trust(pairs.arm(unit)), expected.compile_s)
-        return worth(expected, len(unit.uses))
+        return worth(expected, self.graph.runs_of(unit))
 
     def waiting(self) -> list[Unit]:
         """What has not begun, the most valuable first."""
@@ -211,7 +217,7 @@ class Compilation:
         """Whether a common kernel is worth a part of the time for measuring, as far as such promises came true."""
         cost = self.estimate(unit.facts).compile_s
         helps = self.ledger.promise(pairs.held_back(unit, self.peaks), Strategy(pairs.arm(unit)))
-        option = Option(unit, pairs.arm(unit), max(helps, LEAST_HOPE) * unit.promised_us * len(unit.uses), cost)
+        option = Option(unit, pairs.arm(unit), max(helps, LEAST_HOPE) * unit.promised_us * self.graph.runs_of(unit), cost)
         if not self.trust.choose([option], self.measuring):
             return False
         self.measuring.spend(cost)

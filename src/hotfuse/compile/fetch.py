@@ -22,12 +22,12 @@ from hotfuse.compile.parts import (
 from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.requests import Here
-from hotfuse.compile.value import ANY_DEMAND, Demand
+from hotfuse.compile.value import ANY_DEMAND, Demand, Headway
 from hotfuse.compile.workers.service import ask, sized
 from hotfuse.lower.common.codec import to_json
 
-Progress = Callable[[Callable[[], NativeParts], float], None]
-"""Told after each kernel but the last: what there is so far, on demand, and which part of the expected saving is decided."""
+Progress = Callable[[Callable[[], NativeParts], Headway], None]
+"""Told after each kernel but the last: what there is so far, on demand, and how far that is."""
 
 
 def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Demand = ANY_DEMAND) -> Compilation:
@@ -56,7 +56,7 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
         return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]), compilation.demand, made)
 
     try:
-        compilation.run(None if on_progress is None else lambda _message, decided: on_progress(parts, decided))
+        compilation.run(None if on_progress is None else lambda _message, headway: on_progress(parts, headway))
     finally:
         add_up(compilation.graph.counts)
         compilation.remember()

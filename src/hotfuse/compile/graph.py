@@ -17,12 +17,17 @@ from typing import Any
 
 from hotfuse.analysis.resources import Bound, ResourceUse, Work
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.account import RUNS_A_CALL
+from hotfuse.compile.frequency import ControlBodies, Outcomes, frequencies, sides
 from hotfuse.compile.value import Facts
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire
+from hotfuse.ir.branches import control_name, inside
+from hotfuse.ir.graph import Node
 from hotfuse.ir.text import parse, show
 from hotfuse.partition.change import Diff
 from hotfuse.partition.manager import Partitioned, partitioned, partitioning, split
+from hotfuse.profile.snapshot import ControlSeen
 
 UseSite = tuple[int, int]
 """A use of a unit: the level it is in, and the number of its partition there."""
@@ -84,6 +89,10 @@ class GraphLevel:
     branches: dict[int, list[int]]
     """Per partition that is a control node, the levels of its branches."""
 
+    def control(self, number: int) -> Node:
+        """The control node that a partition is."""
+        return self.parts.graph.nodes[self.parts.part(number).nodes[0]]
+
 
 @dataclass(frozen=True, slots=True)
 class FusionRefusal:
@@ -114,27 +123,47 @@ class CompileGraph:
     counts: Counter[str] = field(default_factory=Counter[str])
     predicted_us: float | None = None
     """What the whole graph was predicted to take, before anything was compiled."""
+    level_runs: tuple[float, ...] = ()
+    """How often each level is expected to run in a call."""
+    outcomes: Outcomes = field(default_factory=dict[str, ControlSeen])
+    """What that rests on."""
+    _scale: float = 1.0
+    """By how much the library's times were misjudged, as the whole graph's shows."""
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
     # --- growing ---------------------------------------------------------------------------------
 
-    def begin(self, bodies: Sequence[Mapping[str, Any]], library_us: float | None) -> None:
+    def begin(
+        self, bodies: Sequence[Mapping[str, Any]], library_us: float | None, outcomes: Outcomes, sizes: Mapping[str, int]
+    ) -> None:
         """Take over the worker's grouping; a measured time of the whole graph corrects what its parts are thought to take."""
-        guessed = sum(float(g.get("library_s") or 0.0) for b in bodies for g in b["groups"])
-        scale = library_us * 1e-6 / guessed if library_us and guessed else 1.0
         self.predicted_us = bodies[0].get("predicted_us") if bodies else None
-        for place, body in enumerate(bodies):
+        for body in bodies:
             starts = list(itertools.accumulate((int(g["nodes"]) for g in body["groups"]), initial=0))
             groups = [range(a, b) for a, b in itertools.pairwise(starts)]
             parts = partitioned(parse(body["graph"]), groups, "grouped by access class")
             self.choices += [str(c) for c in body.get("choices", ())]
-            inside = {int(i): [int(b) for b in within] for i, within in body["branches"].items()}
-            self.levels.append(GraphLevel(body["id"], body["graph"], parts, {}, inside))
+            nested = {int(i): [int(b) for b in within] for i, within in body["branches"].items()}
+            self.levels.append(GraphLevel(body["id"], body["graph"], parts, {}, nested))
+        self.weigh(outcomes, sizes)
+        each = (sum(float(g.get("library_s") or 0.0) for g in b["groups"]) for b in bodies)
+        guessed = sum(seconds * runs for seconds, runs in zip(each, self.level_runs, strict=True))
+        self._scale = library_us * 1e-6 / guessed if library_us and guessed else 1.0
+        for place, body in enumerate(bodies):
             for number, about in enumerate(body["groups"]):
-                self._use(about, (place, number), scale)
+                self._use(about, (place, number))
         self.counts["deduplicated"] = sum(len(u.uses) - 1 for u in self.units.values())
 
-    def _use(self, about: Mapping[str, Any], place: UseSite, scale: float = 1.0) -> Unit | None:
+    def weigh(self, outcomes: Outcomes, sizes: Mapping[str, int]) -> None:
+        """Calls showed which ways they go: how often levels run follows from that."""
+        nest = [[ControlBodies(level.control(n), bodies) for n, bodies in level.branches.items()] for level in self.levels]
+        self.outcomes, self.level_runs = outcomes, frequencies(nest, outcomes, sizes)
+
+    def runs_of(self, unit: Unit) -> float:
+        """How often a unit's kernel is expected to run in a call: its uses, each as often as its level runs."""
+        return sum(self.level_runs[level] for level, _ in unit.uses)
+
+    def _use(self, about: Mapping[str, Any], place: UseSite) -> Unit | None:
         """A group stands at a place: one more use of its unit, which may be new."""
         key = about.get("key")
         if key is None:
@@ -142,7 +171,7 @@ class CompileGraph:
         self.levels[place[0]].units[place[1]] = key
         if key not in self.units:
             seconds = about["library_s"]
-            library = None if seconds is None else float(seconds) * scale
+            library = None if seconds is None else float(seconds) * self._scale
             work, kernel, high = Work.from_dict(about["work"]), about.get("kernel_s"), about.get("high_s")
             facts = Facts(about["kind"], work, library, about["roof_s"], about["ops"], kernel, high)
             self.units[key] = Unit(key, about["kind"], about["ops"], facts)
@@ -247,12 +276,33 @@ class CompileGraph:
     def describe(self) -> list[str]:
         """Every unit with where it stands, the most used first, and the pairs that stay apart."""
         shown = [u for u in self.units.values() if u.of is None or u.state is UnitState.DONE]
-        lines = [_line(u) for u in sorted(shown, key=lambda u: -len(u.uses))]
-        return lines + self.variant_notes + [str(r) for r in dict.fromkeys(self.refusals)] + self.choices
+        lines = [_line(u, self.runs_of(u)) for u in sorted(shown, key=lambda u: -self.runs_of(u))]
+        return self._frequencies() + lines + self.variant_notes + [str(r) for r in dict.fromkeys(self.refusals)] + self.choices
 
 
-def _line(unit: Unit) -> str:
-    text = f"{unit.ops} x{len(unit.uses)}: {unit.state.value}"
+    def _frequencies(self) -> list[str]:
+        """How often nested graphs run, and what that rests on: one line a control node of the main graph, then of those in it."""
+        lines: list[str] = []
+
+        def enter(place: int, path: str) -> None:
+            level = self.levels[place]
+            for number, bodies in level.branches.items():
+                node = level.control(number)
+                name = control_name(node, path)
+                seen = self.outcomes.get(name)
+                runs = ", ".join(f"{side} {self.level_runs[b]:.3g}" for side, b in zip(sides(node), bodies, strict=True))
+                lines.append(f"{RUNS_A_CALL} {name}: {runs} ({f'{seen.n} seen' if seen is not None else 'assumed'})")
+                for i, body in enumerate(bodies):
+                    enter(body, inside(name, i))
+
+        if self.levels:
+            enter(0, "")
+        return lines
+
+
+def _line(unit: Unit, runs: float) -> str:
+    often = "" if runs == len(unit.uses) else f", {runs:.3g} runs a call"
+    text = f"{unit.ops} x{len(unit.uses)}{often}: {unit.state.value}"
     if unit.use is None:
         return text
     bound = f"{unit.use.bound.value}-bound at {unit.use.utilization:.0%}"

@@ -199,6 +199,10 @@ class PartitionTimes:
     noise: float
     balance: float
     """How evenly its work goes round among threads, 0 to 1."""
+    flops: int
+    """By the branches that calls took, where it has any; -1: not known."""
+    bytes: int
+    """The same of what it moves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """What a unit of compilation is worth: the time it saves while it is used, less the time it takes to make.
 
-    value = saving per call x uses in the graph x calls per second x horizon - seconds to compile
+    value = saving per run x expected runs a call (`compile.frequency`) / seconds to compile
 
 The estimator is a function that is passed in; one knows only rooflines and what compiling units of the same kind took, the other
 believes what the performance model predicted, where the profile store of the worker holds one.
-Where nobody knows how often the model is called, units are ordered by what they save per second of compiling.
+How often the model is called makes all of it more or less, so units are ordered by what they save per second of compiling.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.kinds import GroupKind
+from hotfuse.profile.snapshot import ControlSeen
 
 if TYPE_CHECKING:
     from hotfuse.analysis.resources import Work
+    from hotfuse.compile.frequency import Outcomes
 
 _FIRST_GUESS: dict[str, float] = {
     GroupKind.ATTENTION: 0.8, GroupKind.GEMM_WEIGHT: 0.08, GroupKind.GEMM_ACTIVATION: 0.08, GroupKind.CONVOLUTION: 0.15,
@@ -82,6 +84,8 @@ class Demand:
     """The part of the calls' time that is expected to be saved: how much of a busy machine the work may count on."""
     of_late: Callable[[], Sequence[tuple[int, ...]] | None] | None = field(default=None, compare=False, repr=False)
     """Asked while the graph is compiled: the shapes of inputs that most calls bring by then; None where no kind is most."""
+    outcomes: Callable[[], Outcomes] = field(default=dict[str, ControlSeen], compare=False, repr=False)
+    """Asked while the graph is compiled: which way calls went at its branches, and how many trips its loops made."""
 
 
 GENERATE = "generated device kernels"
@@ -124,6 +128,16 @@ class Learned(RooflineEstimator):
         return Expected(saving if math.isfinite(saving) and saving > 0 else 0.0, plain.compile_s)
 
 
-def worth(expected: Expected, uses: int) -> float:
-    """Seconds saved per call and second of compiling."""
-    return expected.saving_s * uses / max(expected.compile_s, 1e-3)
+def worth(expected: Expected, runs: float) -> float:
+    """Seconds saved per call and second of compiling, for what runs so often in a call."""
+    return expected.saving_s * runs / max(expected.compile_s, 1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Headway:
+    """How far a compilation is."""
+
+    decided: float
+    """The part of the expected saving that is decided, 0 to 1."""
+    worked: float
+    """The part of the work that is done: what is left may take long and be worth little, as branches are that calls seldom take."""

@@ -19,6 +19,7 @@ from hotfuse.analysis.convolution import is_convolution
 from hotfuse.analysis.cost import node_cost, value_bytes
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.ir.branches import IF
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Arg, Graph, Node, Value
 from hotfuse.ir.types import TensorType, bits
@@ -133,6 +134,8 @@ def _innermost(value: Value, shape: list[int]) -> int:
 
 def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
     """The part of a row that one node makes; raises UnknownWork where it depends on data."""
+    if node.op == IF:  # its dearest side would be a row of work that nobody did
+        raise UnknownWork("which side of a branch is taken depends on data")
     cost, row = node_cost(node, env), lookup(node.op)
     if cost.flops is None or cost.bytes is None:
         raise UnknownWork(f"the cost of {node.op} depends on data")

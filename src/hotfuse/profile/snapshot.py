@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.profile.names import Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,10 @@ class GraphSeen:
     """The latest, oldest first."""
     streams: int
     """How many are tested for drift."""
+
+    def by_name(self, names: Names) -> dict[str, ControlSeen]:
+        """What was seen of control nodes, by their names."""
+        return {names.item_name(self.graph, c.item): c for c in self.controls}
 
 
 @dataclass(frozen=True, slots=True)

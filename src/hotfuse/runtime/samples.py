@@ -150,6 +150,11 @@ class CallSamples:
         """Memory of the inputs kept."""
         return sum(s.bytes for s in list(self._seen.values()))
 
+    @property
+    def real(self) -> bool:
+        """Whether what is kept is what calls brought."""
+        return self._keep is not made_up
+
     def shares(self) -> dict[Signature, float]:
         """How often each signature came of late, the commonest first."""
         total = self._total or 1.0

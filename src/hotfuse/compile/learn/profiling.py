@@ -21,7 +21,7 @@ from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.bottleneck import Profile, diagnose
 from hotfuse.hpm.model import CostPredictor
 from hotfuse.hpm.work import Candidate
-from hotfuse.ir.graph import Graph
+from hotfuse.ir.graph import Graph, Kind
 from hotfuse.ir.text import parse
 
 FEWEST = 4
@@ -42,11 +42,13 @@ def handle(request: ProfileRequest) -> wire.Message:
 def _of(part: PartitionTimes, kept: Notes, host: Host) -> dict[str, Any]:
     graph, sizes, us = parse(part.graph), part.sizes, part.us
     work = work_of(graph, sizes)
-    moved = work.moved if part.library else work.traffic
-    known = work.flops is not None and moved is not None
+    flops, moved = work.flops, work.moved if part.library else work.traffic
+    if any(n.kind is Kind.CONTROL for n in graph.nodes):  # the graph does not say which way calls go
+        flops, moved = (None if part.flops < 0 else part.flops), (None if part.bytes < 0 else part.bytes)
+    known = flops is not None and moved is not None
     balance = part.balance
     profile = Profile(
-        us * 1e-6 if known else 0.0, float(work.flops or 0), float(moved or 0), float(work.working_set or moved or 1),
+        us * 1e-6 if known else 0.0, float(flops or 0), float(moved or 0), float(work.working_set or moved or 1),
         busy_s=(us * 1e-6, us * 1e-6 * (2 * balance - 1)) if balance < 1 else (), calls=len(graph.nodes) if part.library else 1,
     )  # fmt: skip
     seen = diagnose(profile, host.at)

@@ -27,7 +27,7 @@ from hotfuse.profile.agent import BUDGET, Agent, Sampler
 from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import Names
 from hotfuse.profile.shown import watched_text
-from hotfuse.profile.snapshot import GraphSeen, NoticedDrift, Snapshot
+from hotfuse.profile.snapshot import ControlSeen, GraphSeen, NoticedDrift, Snapshot
 from hotfuse.runtime.plan import Plan
 
 if TYPE_CHECKING:
@@ -284,6 +284,11 @@ class CallSampler:
         """A captured graph's number in the records, what was seen of it, and the names of things; None before the first sample."""
         watched, found = self._watched.get(key), self.seen(key)
         return None if watched is None or found is None else (watched.graph, found, self._shared.analyzer.names)
+
+    def outcomes(self, key: int) -> dict[str, ControlSeen]:
+        """Which way calls of a captured graph went at its control nodes, by their names; nothing before the first sample."""
+        found = self.seen(key)
+        return {} if found is None else found.by_name(self._shared.analyzer.names)
 
     def predictable(self, key: int, kind: str, name: str = "") -> tuple[int, float, int] | None:
         """What is expected of a named value or control node (`shape` needs no name): (value, accuracy, predictions)."""

@@ -19,6 +19,7 @@ from hotfuse.analysis.registers import parallel_iterations
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.frequency import Outcomes
 from hotfuse.compile.request_bodies import PartitionTimes
 from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
 from hotfuse.ir.text import show
@@ -94,7 +95,7 @@ def questions(plan: Plan, found: GraphSeen, number: int, names: Names, threads: 
     for signature in found.signatures:
         shapes = names.shapes(number, signature.signature)
         seen = {items[p.item]: p for p in signature.partitions if p.item in items and p.n and p.mean > 0}
-        if shapes is not None and (asked := _asked(plan, seen, shapes, threads)):
+        if shapes is not None and (asked := _asked(plan, seen, shapes, threads, found.by_name(names))):
             return asked
     return []
 
@@ -120,7 +121,7 @@ def _name(plan: Plan, index: int) -> str:
 
 
 def _asked(
-    plan: Plan, seen: Mapping[int, PartitionSeen], shapes: Sequence[Sequence[int]], threads: int
+    plan: Plan, seen: Mapping[int, PartitionSeen], shapes: Sequence[Sequence[int]], threads: int, outcomes: Outcomes | None = None
 ) -> list[PartitionQuestion]:
     env = bind(plan.graph, list(shapes))
     if not seen or isinstance(env, Mismatch):
@@ -130,17 +131,16 @@ def _asked(
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
     slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MAX_PARTITIONS]
     return [
-        PartitionQuestion(plan.tier, i, _name(plan, i), text, _complete(plan, i, p, env), p.mean / total, threads,
-                 _times(plan, i, p, env, threads))
-        for i, p in slowest
+        PartitionQuestion(plan.tier, i, _name(plan, i), text, p, p.mean / total, threads, _times(plan, i, p, env, threads))
+        for i, p in ((i, _complete(plan, i, p, env, outcomes)) for i, p in slowest)
     ]  # fmt: skip
 
 
-def _complete(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int]) -> PartitionSeen:
-    """With the bytes and flops that sampled calls had not been told yet."""
-    if p.bytes >= 0:
+def _complete(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], outcomes: Outcomes | None) -> PartitionSeen:
+    """With the bytes and flops that sampled calls had not been told yet, or that follow from the branches they took."""
+    if p.bytes >= 0 and p.flops >= 0:
         return p
-    cost = partition_cost(plan, index, env)
+    cost = partition_cost(plan, index, env, outcomes)
     return replace(p, bytes=known(cost.bytes), flops=known(cost.flops))
 
 
@@ -149,7 +149,7 @@ def _times(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], thr
     noise = (p.p90 - p.p10) / 2 / p.p50 if p.p50 > 0 else 1.0
     return PartitionTimes(
         show(made.graph), dict(env), library=made.backend != "llvm", us=p.p50 * 1e-3, n=p.n, noise=max(0.0, noise),
-        balance=_balance(plan, index, env, threads),
+        balance=_balance(plan, index, env, threads), flops=p.flops, bytes=p.bytes,
     )  # fmt: skip
 
 

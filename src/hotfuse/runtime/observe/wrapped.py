@@ -6,19 +6,19 @@ nodes are wrapped. Where they are kernels, looks are taken between them; a nativ
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hotfuse.backends.library import control_meaning, meaning
 from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.ir.branches import control_name, inside
 from hotfuse.ir.graph import Kind, Node, Value, output_values, values_in
 from hotfuse.lower.run.description import CLOCK, COUNTS, OUTCOMES
 from hotfuse.ops.control import truth
+from hotfuse.runtime.observe.control_outcomes import ToldOutcome, telling
 from hotfuse.runtime.observe.inside import RunProbes
 from hotfuse.runtime.observe.notes import Noting
 from hotfuse.runtime.observe.points import Point
@@ -54,7 +54,7 @@ class Wrapped:
         at = {id(n): i for i, n in enumerate(self._plan.graph.nodes)}
 
         def wrapped(node: Node) -> tuple[Callable[..., Any], bool]:
-            fn, several = self._meaning(node, "")
+            fn, several = telling(node, "", self._told)
             i = at[id(node)]
             points = [(k, self._at[v.name]) for k, v in enumerate(node.outs) if v.name in self._at]
             if points or i in first or i in last:
@@ -63,50 +63,8 @@ class Wrapped:
 
         return flat_function(self._plan.graph, wrapped, weights)[0]
 
-    def _meaning(self, node: Node, path: str) -> tuple[Callable[..., Any], bool]:
-        """A node's callable; control nodes tell which way they went, at every depth."""
-        if node.kind is not Kind.CONTROL:
-            return meaning(node)
-        name = control_name(node, path)
-        item = self._item(name)
-        bodies = [
-            flat_function(g, lambda n, inner=path: self._meaning(n, inner), {})[0]
-            for g, path in ((g, inside(name, i)) for i, g in enumerate(node.graphs))
-        ]
-        if node.op == "control.if":
-            then, other = bodies
-            return control_meaning(node, [self._told(then, item, 1), self._told(other, item, 0)]), True
-        return self._counted(node, bodies, item), True
-
-    def _told(self, body: Run, item: int, outcome: int) -> Run:
-        def run(*args: Any) -> tuple[Any, ...]:
-            self._noting.outcome(item, outcome, loop=False)
-            return body(*args)
-
-        return run
-
-    def _counted(self, node: Node, bodies: Sequence[Run], item: int) -> Run:
-        """A loop that counts its trips; the count is the call's own, so calls from many threads do not meet."""
-        local = threading.local()
-        (body,) = bodies
-
-        def counting(*args: Any) -> tuple[Any, ...]:
-            local.trips += 1
-            return body(*args)
-
-        loop = control_meaning(node, [counting])
-
-        def run(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            outer = getattr(local, "trips", 0)  # a loop may run inside itself only through another one
-            local.trips = 0
-            try:
-                outs = loop(*args, **kwargs)
-                self._noting.outcome(item, local.trips, loop=True)
-            finally:
-                local.trips = outer
-            return outs
-
-        return run
+    def _told(self, name: str) -> ToldOutcome:
+        return partial(self._noting.outcome, self._item(name))
 
     # --- unit by unit ----------------------------------------------------------------------------
 

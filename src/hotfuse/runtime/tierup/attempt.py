@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import cache, partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,10 +18,13 @@ import torch
 from hotfuse.backends.protocol import Run
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, Demand
+from hotfuse.compile.frequency import Outcomes
+from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, Demand, Headway
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.observe.control_outcomes import MOST_CALLS as CALLS_ASKED
+from hotfuse.runtime.observe.control_outcomes import outcomes_of
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.recalling import MadeOf
@@ -37,8 +41,8 @@ MOST_CALLS = 2 / 3
 Weights = Mapping[str, torch.Tensor]
 Compile = Callable[[Graph, Weights], Plan]
 """A graph as a tier-0 plan, at once."""
-Progress = Callable[[Callable[[], Plan], float], None]
-"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is decided."""
+Progress = Callable[[Callable[[], Plan], Headway], None]
+"""Told while kernels are made: a plan of those there are, made on demand, and how far that is."""
 
 
 class Improve(Protocol):
@@ -146,16 +150,24 @@ def exchange(entry: Entry, better: Plan, layers: tuple[Layer, ...] = (), *, kept
     entry.reset_hotness()
 
 
-def demand_of(entry: Entry) -> Demand:
-    """What a call takes, from the calls looked at since the plan was exchanged; it orders the units of a compilation. And which
-    sizes most calls have when it is asked: what no worker has begun by then is compiled for those.
+def demand_of(context: AttemptContext, entry: Entry) -> Demand:
+    """What a call takes, from the calls looked at since the plan was exchanged. And, asked while units are compiled: which sizes
+    most calls have, since what no worker has begun by then is compiled for those; and which way calls go at branches and loops,
+    since that says how often units run.
 
     How often the graph is called is left open: a model that serves is expected to go on serving, so no unit is given up because
     its estimated saving is small. Trials decide that.
     """
     took = entry.seconds / entry.heat * 1e6 if entry.heat and entry.seconds else None
     gain = FIRST_PLAN_GAIN if entry.plan is entry.baseline else LATER_PLAN_GAIN
-    return Demand(library_us=took, gain=gain, of_late=lambda: _most(entry.samples))
+    return Demand(library_us=took, gain=gain, of_late=lambda: _most(entry.samples), outcomes=_outcomes(context, entry))
+
+
+def _outcomes(context: AttemptContext, entry: Entry) -> Callable[[], Outcomes]:
+    """What sampled calls did at branches and loops; before the first one, what kept calls do, which are run once for it."""
+    calls = partial(entry.samples.several, CALLS_ASKED if entry.samples.real else 0)
+    kept = cache(lambda: outcomes_of(entry.baseline.graph, entry.weights, calls()))
+    return lambda: context.plans.call_sampler.outcomes(entry.key) or kept()
 
 
 def _most(samples: CallSamples) -> list[tuple[int, ...]] | None:

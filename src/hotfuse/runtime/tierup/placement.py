@@ -72,7 +72,7 @@ def placed_elsewhere(context: AttemptContext, entry: Entry) -> Attempt | None:
     def make() -> Plan:
         moved = with_transfers(graph, str(device))
         weights = {p.key: entry.weights[p.key].to(device) for p in graph.params}
-        body = context.improve(moved.inside, weights, [t.to(device) for t in calls[0]], demand=demand_of(entry))
+        body = context.improve(moved.inside, weights, [t.to(device) for t in calls[0]], demand=demand_of(context, entry))
         note = (f"placed on {device}: {cost.total_s * 1e6:.0f} us predicted, {cost.transfer_s * 1e6:.0f} of them for transfers; "
                 f"{cost.weight_bytes >> 20} MiB of weights are copied there")
         return between_transfers(moved, body, weights, device, note)

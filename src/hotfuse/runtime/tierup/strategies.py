@@ -81,7 +81,7 @@ def against(context: AttemptContext, entry: Entry, finding: Finding, strategy: S
 
     def make() -> Plan:
         focus = focus_of(serving, finding.index) if strategy in FOCUSED else ""
-        demand = replace(demand_of(entry), strategies=(strategy.value,), focus=focus)
+        demand = replace(demand_of(context, entry), strategies=(strategy.value,), focus=focus)
         better = context.improve(entry.baseline.graph, entry.weights, inputs, demand=demand)
         if kernels(better) == kernels(serving):
             raise InternalError("the plan is the one that serves", because=f"{strategy.value} changes nothing")

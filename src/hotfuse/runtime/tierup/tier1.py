@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from hotfuse.compile.value import Headway
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.recalling import MadeOf
 from hotfuse.runtime.site import Entry
@@ -25,6 +26,10 @@ EARLY_S = 5.0
 EARLY_REST_S = 20.0
 """Seconds that the rest is expected to take at the pace so far. Making, proving and racing an unfinished plan takes as long as
 for a whole one, and the rest waits meanwhile: on a busy machine 25 seconds, for a part of what took ten more."""
+NEARLY_ALL = 0.95
+"""Part of the expected saving from which on an unfinished plan is as good as the whole: what is left are branches that calls seldom
+take. Then the rest need not take as long."""
+NEARLY_ALL_REST_S = 5.0
 
 RECALLED_ON = 2
 """Calls that a plan of an earlier process is proven on: its code was proven there, and what is new are the packed weights."""
@@ -38,15 +43,16 @@ def fused(context: AttemptContext, entry: Entry, at_once: Callable[[Attempt], No
     begin, calls, tried = time.perf_counter(), entry.samples.several(PROVEN_ON), list[float]()
     deploy = partial(exchange, entry)
 
-    def early(make: Callable[[], Plan], decided: float) -> None:
-        passed = time.perf_counter() - begin
-        if not tried and EARLY <= decided < 1 and passed > EARLY_S and passed * (1 - decided) / decided > EARLY_REST_S:
+    def early(make: Callable[[], Plan], headway: Headway) -> None:
+        passed, decided, worked = time.perf_counter() - begin, headway.decided, headway.worked
+        rest_s = NEARLY_ALL_REST_S if decided >= NEARLY_ALL else EARLY_REST_S
+        if not tried and decided >= EARLY and passed > EARLY_S and passed * (1 - worked) > rest_s * worked:
             tried.append(decided)
             about = {"decided": round(decided, 2)}
             at_once(Attempt(PART_OF_TIER1, make, lambda: entry.baseline, calls, deploy, about=about))
 
     def make() -> Plan:
-        better = context.improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=demand_of(entry))
+        better = context.improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=demand_of(context, entry))
         later = [c for c in entry.samples.several(PROVEN_ON) if c is not calls[0]]
         calls[1:] = later[: PROVEN_ON - 1]  # kinds of calls that came meanwhile are proven on as well
         return better

@@ -85,4 +85,4 @@ class PlanComposer:
 
 def composer_of(context: AttemptContext, entry: Entry) -> PlanComposer:
     """For an entry as it is now."""
-    return PlanComposer(context, entry, entry.plan, entry.layers, demand_of(entry), dict(entry.bets))
+    return PlanComposer(context, entry, entry.plan, entry.layers, demand_of(context, entry), dict(entry.bets))
