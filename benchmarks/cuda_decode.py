@@ -1,9 +1,11 @@
 """Tokens a second of a Llama-shaped model on a CUDA device, batch 1: eager, torch.compile, and Hotfuse.
 
-    python -m benchmarks.cuda_decode [--layers 16] [--tokens 96] [--peers reduce-overhead]
+    python -m benchmarks.cuda_decode [--layers 16] [--tokens 96] [--seconds 40] [--peers reduce-overhead] [--steps]
 
 fp16, random weights, 1 B parameters. Every token is read on the host before the next step, as a program does that looks for the end
-of a sentence. "Static" caches have room for 512 tokens from the beginning; eager's default grows by concatenation.
+of a sentence. "Static" caches have room for 512 tokens from the beginning; eager's default grows by concatenation. Texts are
+generated until steps are replayed, or `--seconds` are over; then contenders take turns, a text each. `--steps` says what a step
+spends where: the host until everything is launched, the device's kernels, and all of it.
 """
 
 from __future__ import annotations
@@ -45,29 +47,88 @@ def main() -> None:
     options.add_argument("--layers", type=int, default=16)
     options.add_argument("--tokens", type=int, default=96)
     options.add_argument("--rounds", type=int, default=4)
+    options.add_argument("--seconds", type=float, default=40.0, help="texts until steps are replayed, at most")
     options.add_argument("--peers", default="", help="modes of torch.compile, between commas: default,reduce-overhead")
+    options.add_argument("--steps", action="store_true", help="what a step spends where")
     asked = options.parse_args()
     config = t.LlamaConfig(hidden_size=2048, num_hidden_layers=asked.layers, intermediate_size=5632, num_attention_heads=32,
                            num_key_value_heads=8)  # fmt: skip
     model: Any = t.LlamaForCausalLM(config)
     model = model.eval().cuda().half()
     prompt = torch.randint(5, 30000, (1, PROMPT), device="cuda")
-    with torch.no_grad(), hotfuse.jit(model) as fast:
+    with torch.no_grad(), hotfuse.jit(model) as fast, hotfuse.jit(model) as other:
         contenders: dict[str, tuple[Callable[..., Any], bool]] = {
-            "eager": (model, False), "eager, static": (model, True), "ours, static": (fast, True), "ours": (fast, False),
+            "eager": (model, False), "eager, static": (model, True), "ours": (fast, False), "ours, static": (other, True),
         }  # fmt: skip
+        want = one_text(model, config, prompt, asked.tokens, static=False)[0]
+        for name, jit, static in (("ours", fast, False), ("ours, static", other, True)):
+            begin, slowest, first = time.perf_counter(), 0.0, 0.0
+            while time.perf_counter() - begin < asked.seconds and not replays(jit):
+                _, rate = one_text(jit, config, prompt, asked.tokens, static=static)
+                first, slowest = first or rate, min(slowest or rate, rate)
+            print(f"{name}: replayed after {time.perf_counter() - begin:.1f} s ({replays(jit)} replays), "
+                  f"first text {first:.0f} tokens/s, slowest {slowest:.0f}", flush=True)  # fmt: skip
         for mode in filter(None, asked.peers.split(",")):
             contenders[f"{mode}, static"] = (torch.compile(model, mode=mode), True)
-        want = one_text(model, config, prompt, asked.tokens, static=False)[0]
-        for name, (run, static) in contenders.items():
             begin = time.perf_counter()
-            rates = [one_text(run, config, prompt, asked.tokens, static=static) for _ in range(asked.rounds)]
-            same = sum(a == b for a, b in zip(rates[-1][0], want, strict=True)) / len(want)
-            print(f"{name}: {median([r for _, r in rates[1:]]):.0f} tokens/s, first text {rates[0][1]:.0f}, all "
-                  f"{time.perf_counter() - begin:.1f} s, {same:.0%} of the tokens as eager's", flush=True)  # fmt: skip
-        told = fast.explain().to_dict()["own_recordings"]
-        kinds = [(k["state"], k["because"][:80], k["race"]) for k in told.get("kinds", ())]
-        print({k: v for k, v in told.items() if k != "kinds"}, kinds)
+            one_text(contenders[f"{mode}, static"][0], config, prompt, asked.tokens, static=True)
+            print(f"{mode}: first text after {time.perf_counter() - begin:.1f} s", flush=True)
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
+        same: dict[str, float] = {}
+        for _ in range(asked.rounds):
+            for name, (run, static) in contenders.items():
+                got, rate = one_text(run, config, prompt, asked.tokens, static=static)
+                rates[name].append(rate)
+                same[name] = sum(a == b for a, b in zip(got, want, strict=True)) / len(want)
+        for name, found in rates.items():
+            print(f"{name}: {median(found):.0f} tokens/s ({', '.join(f'{r:.0f}' for r in found)}), "
+                  f"{same[name]:.0%} of the tokens as eager's", flush=True)  # fmt: skip
+        if asked.steps:
+            for name, (run, static) in contenders.items():
+                print(f"{name}: {a_step(run, config, prompt, static=static)}", flush=True)
+        for jit in (fast, other):
+            told = jit.explain().to_dict()
+            print({k: v for k, v in told["own_recordings"].items() if k != "kinds"},
+                  [(k["state"], k["because"][:80], k["race"]) for k in told["own_recordings"].get("kinds", ())],
+                  [(p["tier"], p["counters"], p["notes"][:2]) for s in told["sites"] for p in s["plans"]])  # fmt: skip
+            print(*[f"{d['at']:.1f} {d['action']}: {d['why']} {d['evidence']}"[:300] for d in told["decisions"]][-30:], sep="\n  ")
+
+
+def replays(jit: hotfuse.Jit) -> int:
+    """Of steps that serve, not of those in a race."""
+    told = jit.explain().to_dict()
+    own = told["own_recordings"]
+    found = sum(p["counters"].get("replays", 0) for s in told["sites"] for p in s["plans"] if "moved_in" in p["counters"])
+    return found + (own["replays"] if any(k["state"] == "replayed" for k in own.get("kinds", ())) else 0)
+
+
+def a_step(model: Callable[..., Any], config: Any, prompt: torch.Tensor, *, static: bool) -> str:
+    """Microseconds of steps behind a text of some length: the host's part, the device's, and both until it is done."""
+    import transformers as t
+    from torch.profiler import ProfilerActivity, profile
+
+    cache = t.StaticCache(config=config, max_cache_len=ROOM) if static else t.DynamicCache(config=config)
+    at = torch.arange(PROMPT, device="cuda")
+    token = model(input_ids=prompt, past_key_values=cache, cache_position=at).logits[:, -1:].argmax(-1)
+    host, whole = list[float](), list[float]()
+    for step in range(64):
+        at = torch.tensor([PROMPT + step], device="cuda")
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        model(input_ids=token, past_key_values=cache, cache_position=at)
+        launched = time.perf_counter()
+        torch.cuda.synchronize()
+        whole.append((time.perf_counter() - begin) * 1e6)
+        host.append((launched - begin) * 1e6)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for step in range(8):
+            model(input_ids=token, past_key_values=cache, cache_position=torch.tensor([PROMPT + 64 + step], device="cuda"))
+        torch.cuda.synchronize()
+    kernels = [(e.key, e.count / 8, e.self_device_time_total / 8) for e in seen.key_averages() if e.self_device_time_total]
+    kernels.sort(key=lambda k: -k[2])
+    top = "; ".join(f"{name[:50]} x{n:.0f} {us:.0f}" for name, n, us in kernels[:8])
+    return (f"host {median(host):.0f} us, whole {median(whole):.0f} us, kernels {sum(k[2] for k in kernels):.0f} us in "
+            f"{sum(k[1] for k in kernels):.0f} launches ({top})")  # fmt: skip
 
 
 if __name__ == "__main__":

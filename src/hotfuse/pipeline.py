@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotfuse.analysis.growth import read_in_any_strides
 from hotfuse.analysis.placement import accelerator_of
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends import registry
@@ -257,11 +258,20 @@ def _recordings(found: WeightedGraph, job: Job) -> Plan:
     """A graph on a device: its library kernels as CUDA graphs, one for every kind of calls that recurs."""
     device, backend = _device_of(found.graph)
     plan = _library_on(found, job)
-    run = backend.recorded(plan.run, device, in_background, _differ(job.settings))
     artifacts = tuple(replace(a, backend=f"recorded on {device.type}") for a in plan.artifacts)
     note = f"library kernels on {device} are replayed as {backend.records}; no kernels are generated for it"
-    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(note,), counters=run.counters, ahead=run.replayed,
-                   holds=_memory_of(job.weights))
+    made = replace(plan, tier=1, artifacts=artifacts, holds=_memory_of(job.weights))
+    if read_in_any_strides(found.graph):
+        from hotfuse.runtime.serve.device_rooms import RoomedRun, roomed_library  # by models with caches alone
+
+        try:
+            rooms = RoomedRun(plan.run, roomed_library(found.graph, job.weights), backend.recorder(device, in_background),
+                              _differ(job.settings), in_background)  # fmt: skip
+            return replace(made, run=rooms, notes=(note, "its caches lie in rooms, and grow there"), counters=rooms.counters)
+        except CaptureError as e:
+            note = f"{note}; its caches do not lie in rooms: {e.because}"
+    run = backend.recorded(plan.run, device, in_background, _differ(job.settings))
+    return replace(made, run=run, notes=(note,), counters=run.counters, ahead=run.replayed)
 
 
 def _device_kernels(found: WeightedGraph, job: Job) -> GeneratedPlan:

@@ -199,6 +199,36 @@ def test_a_static_cache_of_transformers() -> None:
         assert own(fast).get("replays", 0) > 10, own(fast)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.half])
+def test_a_cache_that_grows_is_one_recording(dtype: torch.dtype) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(hidden_size=256, num_hidden_layers=4, intermediate_size=512, num_attention_heads=4,
+                                      num_key_value_heads=2, vocab_size=100)  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval().cuda().to(dtype)
+    close = 1e-4 if dtype is torch.float32 else 2e-2
+
+    def replays() -> int:
+        plans = [p for s in fast.explain().to_dict()["sites"] for p in s["plans"]]
+        return sum(p["counters"].get("replays", 0) for p in plans if "moved_in" in p["counters"])
+
+    with torch.no_grad(), hotfuse.jit(model, settings=SETTINGS) as fast:
+        end = time.monotonic() + 60
+        texts = 0
+        while time.monotonic() < end and replays() < 300:
+            caches = [transformers.DynamicCache(config=config) for _ in range(2)]
+            prompt = torch.randint(0, 100, (1, 7 + texts % 5), device="cuda")
+            fast(input_ids=prompt, past_key_values=caches[0])
+            model(input_ids=prompt, past_key_values=caches[1])
+            for step in range(150):
+                token = torch.randint(0, 100, (1, 1), device="cuda")
+                got = fast(input_ids=token, past_key_values=caches[0])
+                want = model(input_ids=token, past_key_values=caches[1])
+                assert torch.allclose(got.logits, want.logits, atol=close), (texts, step)
+                assert torch.allclose(caches[0].layers[2].values, caches[1].layers[2].values, atol=close), (texts, step)
+            texts += 1
+        assert replays() >= 300, str(fast.explain(full=True))
+
+
 @torch.inference_mode()
 def test_under_autocast() -> None:
     model = block()

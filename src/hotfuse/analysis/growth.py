@@ -85,7 +85,7 @@ def _joined(node: Node) -> tuple[Value, int] | None:
     a, b, made = past.type, new.type, node.outs[0].type
     if not isinstance(a, TensorType) or not isinstance(b, TensorType) or not isinstance(made, TensorType):
         return None
-    if len(a.shape) != len(b.shape) or not a.shape or {a.dtype, b.dtype} != {made.dtype} or a.device != "cpu":
+    if len(a.shape) != len(b.shape) or not a.shape or {a.dtype, b.dtype} != {made.dtype}:
         return None
     dim %= len(a.shape)
     return None if isinstance(a.shape[dim], int) else (past, dim)

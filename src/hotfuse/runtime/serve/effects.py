@@ -26,6 +26,7 @@ from hotfuse.base.state import changes_nothing, contents, finish, take_after
 from hotfuse.base.structure import Spec, Taken, take_call
 from hotfuse.frontends.captured import Captured, DeadDraw, Warned
 from hotfuse.runtime.samples import snapshot
+from hotfuse.runtime.serve.kept_memory import kept_by_rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Effects:
         for k, i in self.returned:
             results[k] = leaves[i]
         result = finish(self.spec, results, holders)
-        if self.grown and (held := [k for k, i in self.grown if _held_elsewhere(results[k], leaves, i)]):
+        if self.grown and (held := [k for k, i in self.grown if held_elsewhere(results[k], leaves, i)]):
             for k in held:
                 results[k] = results[k].clone()
             result = finish(self.spec, results, holders)
@@ -131,12 +132,12 @@ _OURS, _OURS_OF_MEMORY = 2, 3
 """References behind a call: the call's own list and the question itself; the two tensors and the question itself."""
 
 
-def _held_elsewhere(grown: torch.Tensor, leaves: Sequence[torch.Tensor], i: int) -> bool:
+def held_elsewhere(grown: torch.Tensor, leaves: Sequence[torch.Tensor], i: int) -> bool:
     """Whether a result lies in the memory of a tensor of the call that somebody else can still reach."""
     if grown.data_ptr() != leaves[i].data_ptr() or not leaves[i].numel():
         return False
     memory = grown.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-    return sys.getrefcount(leaves[i]) > _OURS or _uses_of_memory(memory) > _OURS_OF_MEMORY
+    return sys.getrefcount(leaves[i]) > _OURS or _uses_of_memory(memory) > _OURS_OF_MEMORY + kept_by_rooms(memory)
 
 
 _uses_of_memory: Callable[[int], int] = torch._C._storage_Use_Count  # pyright: ignore

@@ -36,6 +36,7 @@ from hotfuse.compile.workers.service import in_background as runs_jobs
 from hotfuse.machine.device_clock import clock_of
 from hotfuse.machine.heap import heap
 from hotfuse.runtime.background import Job
+from hotfuse.runtime.serve.device_rooms import let_go_of_rooms
 from hotfuse.runtime.serve.own_effects import contents_of, global_hooks, single_numbers
 from hotfuse.runtime.serve.own_kinds import MOST_PLACES, OwnCall, OwnKind, OwnKinds
 from hotfuse.runtime.serve.own_run import ChangesArguments, NoticesRecording, OwnRun, answered_and_unchanged
@@ -248,11 +249,11 @@ class OwnRecordings:
         if kind.of is not None and kind.of.places > MOST_PLACES:
             self._refuse(kind, Why.STATEFUL, "it writes its arguments, which lie elsewhere in every call")
             return self._call(*call.args, **call.kwargs)
-        if self._kinds.first_of(call):
-            return self._first_of_a_structure(call)
-        if not self._asked:
+        if not self._asked:  # in the first call already: what is captured of it takes the background for seconds
             self._asked = True
             self._in_background(self._watch)
+        if self._kinds.first_of(call):
+            return self._first_of_a_structure(call)
         late = self._spent > AT_ONCE_S + SHARE * (self._clock() - self._begin)
         early = kind.met <= WARM_UPS and kind.trial is None
         if early or self._guard is None or late or not self._unchanged():
@@ -527,7 +528,7 @@ _ALL: weakref.WeakSet[OwnRecordings] = weakref.WeakSet()
 def _let_go(kind: str) -> bool:
     """A device has no memory left: nothing that only makes calls faster may be why; whether anything was let go of."""
     backend = registry.device(kind)
-    found = [each.let_go() for each in list(_ALL)]
+    found = [*[each.let_go() for each in list(_ALL)], let_go_of_rooms()]
     if backend is not None:
         found.append(backend.let_go())
     if any(found) and kind == "cuda":

@@ -1,0 +1,311 @@
+"""Caches in rooms on a device: a step of a generation is one replay, which writes its rows behind those that are there.
+
+    pasts are what the last call on a room gave -> replay; results are longer views of the room
+    pasts are anything else                      -> copied into rooms that nobody reads any more, then the same
+    no such rooms                                -> rooms are made and a step on them is recorded, or the step runs kernel by kernel
+
+A recording writes at fixed addresses, so rooms are kept with it, and how much of them is filled is counted on the device
+(`compile.device.rooms`). Whether a room is still read is asked of its memory: whoever holds a result, a view of it, or an array,
+holds that. Older results keep their values, since only rows behind them are written; a second continuation of one past is no
+longer what the room gave last, and is copied elsewhere.
+
+Rows behind the filled ones are zeros: what a text left there might not be finite, and attention would multiply it by zero.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hotfuse.backends.library import meaning
+from hotfuse.backends.protocol import RecordingDevice, Replay, Run
+from hotfuse.backends.pycode import flat_function
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.faults import error_text
+from hotfuse.compile.device.rooms import RoomedGraph, in_rooms
+from hotfuse.ir.graph import Graph
+from hotfuse.runtime.serve.kept_memory import KeptMemory
+
+LEAST_ROWS = 128
+"""Of a room; larger ones are twice as large as the next smaller."""
+MOST_ROWS = 1 << 17
+MOST_ROOMS = 8
+"""Sets of rooms of one plan: as many texts are continued by replays at once."""
+MOST_MEMORY = 0.125
+"""Part of a device's memory that the rooms and recordings of one plan may hold."""
+SHARE, AT_ONCE_S = 0.05, 0.5
+"""Part of the time that recording may take, and seconds of it that need no time before them."""
+SHORT_S, LONGEST_WAIT_S = 60.0, 1.0
+"""Seconds for which nothing is recorded where memory was short, and that are waited for another thread's replay."""
+
+
+def capacity_for(rows: int) -> int:
+    """The rows of the smallest room for so many."""
+    return max(LEAST_ROWS, 1 << (rows - 1).bit_length())
+
+
+class _Rooms:
+    """One set: a room for every cache, how much of them is filled, and the recording of a step on them."""
+
+    def __init__(self, roomed: RoomedGraph, pasts: Sequence[torch.Tensor]) -> None:
+        """Outside of inference mode: calls outside of it write here, too."""
+        self.roomed = roomed
+        with torch.inference_mode(False), torch.no_grad():
+            self.rooms = [t.new_zeros([roomed.capacity if d == g.dim else n for d, n in enumerate(t.shape)])
+                          for t, g in zip(pasts, roomed.growths, strict=True)]  # fmt: skip
+            self.count = torch.zeros((), dtype=torch.int64, device=pasts[0].device)
+        self.filled = 0
+        self.recording: Replay | None = None
+        self.used = 0.0
+        self.given: list[weakref.ref[torch.Tensor]] = []
+        """The results of the last call on them."""
+        self._memory: KeptMemory | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.rooms)
+
+    def free(self) -> bool:
+        """Whether nobody reads them any more."""
+        return self._memory is not None and self._memory.unread()
+
+    def recorded(self, recording: Replay) -> None:
+        """They are what a recording writes. References that it has to their memory, if any, are counted as ours."""
+        self.recording = recording
+        self._memory = KeptMemory(self.rooms)
+
+    def gave(self, pasts: Sequence[torch.Tensor], length: int) -> bool:
+        """Whether these are what the last call on them gave, as it was given."""
+        return (
+            self.filled == length and len(self.given) == len(pasts)
+            and all(r() is t and t.data_ptr() == room.data_ptr() and t.stride() == room.stride()
+                    for r, t, room in zip(self.given, pasts, self.rooms, strict=True))
+        )  # fmt: skip
+
+    def fits(self, pasts: Sequence[torch.Tensor]) -> bool:
+        """Whether pasts of these sizes, types and places may lie in them."""
+        return all(t.dtype is room.dtype and t.device == room.device and t.dim() == room.dim()
+                   and all(a == b for d, (a, b) in enumerate(zip(t.shape, room.shape, strict=True)) if d != g.dim)
+                   for t, room, g in zip(pasts, self.rooms, self.roomed.growths, strict=True))  # fmt: skip
+
+    def take(self, pasts: Sequence[torch.Tensor], length: int) -> None:
+        """Copy pasts into them."""
+        self.given, self.filled = [], length
+        with torch.no_grad():
+            torch._foreach_zero_(self.rooms)  # pyright: ignore[reportPrivateUsage] - one kernel for all of them
+            for t, room, g in zip(pasts, self.rooms, self.roomed.growths, strict=True):
+                room.narrow(g.dim, 0, length).copy_(t)
+            self.count.fill_(length)
+
+    def inputs(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the roomed graph takes."""
+        handed = [given[i] for i in self.roomed.given]
+        for k, dim in self.roomed.long:
+            t = handed[k]
+            room = t.new_zeros([self.roomed.capacity if d == dim else n for d, n in enumerate(t.shape)])
+            room.narrow(dim, 0, t.shape[dim]).copy_(t)
+            handed[k] = room
+        return [*handed, *self.rooms, self.count]
+
+    def results(self, outs: Sequence[Any], *, handed_out: bool) -> tuple[Any, ...]:
+        """What a call gives, of the roomed graph's own results and the rooms."""
+        self.filled += self.roomed.rows
+        views = [room.narrow(g.dim, 0, self.filled) for room, g in zip(self.rooms, self.roomed.growths, strict=True)]
+        self.given = [weakref.ref(v) for v in views] if handed_out else []
+        rest = iter(outs)
+        return tuple(next(rest) if k is None else views[k] for k in self.roomed.results)
+
+
+class RoomedRun:
+    """A plan's run whose steps are replayed on rooms; call it like the plan."""
+
+    def __init__(
+        self, plain: Run, roomed: Callable[[int], tuple[RoomedGraph, Run]], device: RecordingDevice,
+        differ: Callable[[Sequence[Any], Sequence[Any]], str], in_background: Callable[[], bool],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`plain` runs any call kernel by kernel. `roomed` gives the graph on rooms of so many rows, and its kernels; `differ` says
+        how results of a replay differ from those of the kernels."""
+        self._plain, self._roomed, self._device, self._differ = plain, roomed, device, differ
+        self._in_background, self._clock = in_background, clock
+        first, _ = roomed(LEAST_ROWS)
+        self._inputs = [(g.input, g.dim) for g in first.growths]
+        self._rows = first.rows
+        self._made: dict[int, tuple[RoomedGraph, Run]] = {}
+        self._sets: list[_Rooms] = []
+        self._met: dict[Any, int] = {}
+        self._begin, self._spent = clock(), 0.0
+        self._lock = threading.Lock()
+        self.refused = ""
+        self.counts = {"replays": 0, "kernel_by_kernel": 0, "recorded": 0, "dropped": 0, "not_recordable": 0, "moved_in": 0}
+        _ALL.add(self)
+
+    @property
+    def kernel_by_kernel(self) -> Run:
+        """What answers where there are no rooms."""
+        return self._plain
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Replay, record, or run kernel by kernel."""
+        if not self._device.may_record():
+            return self._unrecorded(inputs) if self._in_background() else self._plain(*inputs)
+        pasts = [inputs[i] for i, _ in self._inputs]
+        length = pasts[0].shape[self._inputs[0][1]]
+        try:
+            with self._lock:
+                found = self._found(pasts, length)
+                if found is not None:
+                    return self._replayed(found, inputs)
+        except torch.OutOfMemoryError:  # without rooms there is more
+            self.let_go()
+        self.counts["kernel_by_kernel"] += 1
+        outs = self._plain(*inputs)
+        if not self.refused and self._lock.acquire(blocking=False):
+            try:
+                self._notice(pasts, length, inputs)
+            finally:
+                self._lock.release()
+        return outs
+
+    def _found(self, pasts: Sequence[torch.Tensor], length: int) -> _Rooms | None:
+        """Rooms that hold these pasts now."""
+        after = length + self._rows
+        for each in self._sets:
+            if after <= each.roomed.capacity and each.gave(pasts, length):
+                return each
+        wanted = capacity_for(after)
+        for each in self._sets:
+            if wanted <= each.roomed.capacity <= 2 * wanted and each.fits(pasts) and each.free():
+                self._device.enter()
+                try:
+                    each.take(pasts, length)
+                finally:
+                    self._device.leave()
+                self.counts["moved_in"] += 1
+                return each
+        return None
+
+    def _replayed(self, found: _Rooms, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        recording = found.recording
+        assert recording is not None  # sets are kept when they are recorded
+        found.used = self._clock()
+        self._device.enter()
+        try:
+            outs = recording.replay(found.inputs(inputs))
+        except BaseException:
+            found.given = []
+            raise
+        finally:
+            self._device.leave()
+        self.counts["replays"] += 1
+        return found.results(outs, handed_out=True)
+
+    def _unrecorded(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The same kernels, beside calls: what a plan is proven with."""
+        pasts = [inputs[i] for i, _ in self._inputs]
+        length = pasts[0].shape[self._inputs[0][1]]
+        graph, run = self._graph(capacity_for(length + self._rows))
+        here = _Rooms(graph, pasts)
+        here.take(pasts, length)
+        return here.results(run(*here.inputs(inputs)), handed_out=False)
+
+    def _graph(self, rows: int) -> tuple[RoomedGraph, Run]:
+        if rows not in self._made:
+            self._made[rows] = self._roomed(rows)
+        return self._made[rows]
+
+    def _notice(self, pasts: Sequence[torch.Tensor], length: int, inputs: Sequence[Any]) -> None:
+        """No rooms were free: they are made where such steps recur, and there is time and memory for it."""
+        rows, begin = capacity_for(length + self._rows), self._clock()
+        kind = (rows, *[(t.shape[:d], t.shape[d + 1 :], t.dtype) for t, (_, d) in zip(pasts, self._inputs, strict=True)])
+        self._met[kind] = self._met.get(kind, 0) + 1
+        late = self._spent > AT_ONCE_S + SHARE * (begin - self._begin)
+        if self._met[kind] < 2 or late or rows > MOST_ROWS or not self._room_for(rows, pasts):
+            return
+        try:
+            self._record(rows, pasts, length, inputs)
+        except torch.OutOfMemoryError:
+            self._spent += SHARE * SHORT_S
+        except Exception as e:  # the call has its answer
+            self.refused = (e.because or e.what) if isinstance(e, CaptureError) else error_text(e)
+            self.counts["not_recordable"] += 1
+        self._spent += self._clock() - begin
+
+    def _room_for(self, rows: int, pasts: Sequence[torch.Tensor]) -> bool:
+        """Whether there may be another set; the one that was not used for the longest gives way."""
+        more = sum(t.numel() * t.element_size() // max(1, t.shape[d]) * rows for t, (_, d) in zip(pasts, self._inputs, strict=True))
+        most = MOST_MEMORY * self._device.total()
+        unused = sorted((s for s in self._sets if s.free()), key=lambda s: s.used)
+        while self._sets and (len(self._sets) >= MOST_ROOMS or self._held() + more > most):
+            if not unused:
+                return False
+            self._device.drain()
+            self._sets.remove(unused.pop(0))
+            self.counts["dropped"] += 1
+        return more <= most
+
+    def _record(self, rows: int, pasts: Sequence[torch.Tensor], length: int, inputs: Sequence[Any]) -> None:
+        """Make rooms, and record a step on them; a replay is compared with its kernels one by one."""
+        graph, run = self._graph(rows)
+        made = _Rooms(graph, pasts)
+        given = len(graph.given)
+        made.take(pasts, length)
+        flat = made.inputs(inputs)
+        want = [*run(*flat), *[room.clone() for room in made.rooms]]
+        recording = self._device.record(run, flat, range(given, given + len(made.rooms) + 1))
+        made.take(pasts, length)
+        self._device.enter()
+        try:
+            got = recording.replay(flat)
+        finally:
+            self._device.leave()
+        if difference := self._differ([*got, *made.rooms], want):
+            raise CaptureError("a replay disagrees with the kernels it was recorded from", because=difference)
+        del flat
+        made.recorded(recording)
+        made.used = self._clock()
+        self._sets.append(made)
+        self.counts["recorded"] += 1
+
+    def let_go(self) -> bool:
+        """Memory is short: rooms that nobody reads go, and for a minute there are no others; whether there were any."""
+        if not self._sets or not self._lock.acquire(timeout=LONGEST_WAIT_S):
+            return False
+        try:
+            self._device.drain()
+            self.counts["dropped"] += len(self._sets)
+            self._sets.clear()
+            self._spent += SHARE * SHORT_S
+            return True
+        finally:
+            self._lock.release()
+
+    def _held(self) -> int:
+        return sum(s.bytes for s in self._sets) + self._device.held()
+
+    def counters(self) -> dict[str, int]:
+        """What it did so far."""
+        return {**self.counts, "device_bytes": self._held()}
+
+
+def roomed_library(graph: Graph, weights: Mapping[str, Any]) -> Callable[[int], tuple[RoomedGraph, Run]]:
+    """A graph on rooms of any size, as calls of torch's operators."""
+
+    def roomed(rows: int) -> tuple[RoomedGraph, Run]:
+        made = in_rooms(graph, rows)
+        return made, flat_function(made.graph, meaning, weights)[0]
+
+    return roomed
+
+
+_ALL: weakref.WeakSet[RoomedRun] = weakref.WeakSet()
+
+
+def let_go_of_rooms() -> bool:
+    """Of all plans of this process; whether there were any."""
+    return any([run.let_go() for run in list(_ALL)])

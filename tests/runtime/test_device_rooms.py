@@ -1,0 +1,216 @@
+"""Caches in rooms: every step of a generation is one recording, right for any past; on the CPU a recording is the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hotfuse import Settings
+from hotfuse.analysis.growth import read_anywhere
+from hotfuse.base.errors import CaptureError
+from hotfuse.compile.device.rooms import in_rooms
+from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.serve.device_rooms import LEAST_ROWS, MOST_ROOMS, RoomedRun, roomed_library
+from hotfuse.runtime.serve.effects import held_elsewhere
+from hotfuse.runtime.tierup.verify import disagreement
+from tests.contract.lowering import group_of
+from tests.runtime.test_own_recordings import OnCpu
+
+HEADS, KV, WIDTH = 4, 2, 8
+DRAW = torch.Generator().manual_seed(3)
+WQ, WK = (torch.randn(16, n, generator=DRAW) / 4 for n in (HEADS * WIDTH, KV * WIDTH))
+Call = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def step(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Call:
+    """A step with grouped heads and positions, which looks at everything before it."""
+    b, t, _ = x.shape
+    past = keys.shape[2]
+    at = torch.arange(past, past + t)
+    turned = torch.sin(at[:, None] * torch.arange(1, WIDTH + 1)).to(x.dtype)
+    q = (x @ WQ.to(x.dtype)).reshape(b, t, HEADS, WIDTH).transpose(1, 2) + turned
+    new = (x @ WK.to(x.dtype)).reshape(b, t, KV, WIDTH).transpose(1, 2) + turned
+    keys, values = torch.cat((keys, new), 2), torch.cat((values, new * 0.5), 2)
+    seen = torch.arange(past + t) <= at[:, None]
+    wide = [y[:, :, None].expand(b, KV, HEADS // KV, past + t, WIDTH).reshape(b, HEADS, past + t, WIDTH) for y in (keys, values)]
+    return F.scaled_dot_product_attention(q, *wide, attn_mask=seen).transpose(1, 2).reshape(b, t, -1), keys, values
+
+
+def inputs(past: int, tokens: int = 1) -> Call:
+    return torch.randn(1, tokens, 16), torch.randn(1, KV, past, WIDTH), torch.randn(1, KV, past, WIDTH)
+
+
+class LargeDevice(OnCpu):
+    def total(self) -> int:
+        return 1 << 40
+
+
+def made(fn: Callable[..., Any] = step, sample: Call | None = None, *, background: bool = False) -> RoomedRun:
+    found = group_of(fn, sample or inputs(7), symbolic=True, constants=True)
+    graph = read_anywhere(found.graph, range(3))
+    plain = compile_tier0(graph, found.weights, Settings()).run
+    device: Any = LargeDevice()
+    if background:
+        device.may_record = lambda: False
+    return RoomedRun(plain, roomed_library(graph, found.weights), device, lambda got, want: disagreement(got, want, 1e-5),
+                     lambda: background)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def run() -> RoomedRun:
+    return made()
+
+
+def right(run: RoomedRun, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Call:
+    """A call's results, which are those of float64; what it was given is as it was."""
+    before = keys.clone(), values.clone()
+    got, want = run(x, keys, values), step(x.double(), keys.double(), values.double())
+    for g, w in zip(got, want, strict=True):
+        assert g.shape == w.shape and torch.allclose(g.double(), w, atol=1e-5), run.counts
+    assert torch.equal(keys, before[0]) and torch.equal(values, before[1])
+    x, keys, values = got
+    return x, keys, values
+
+
+def test_every_step_is_a_replay_until_its_room_is_full_and_then_in_a_larger_one(run: RoomedRun) -> None:
+    _, keys, values = inputs(5)
+    for _ in range(3 * LEAST_ROWS):
+        _, keys, values = right(run, torch.randn(1, 1, 16), keys, values)
+    assert run.counts["recorded"] == 3 and run.counts["moved_in"] == 3  # rooms of 128, 256 and 512 rows
+    assert run.counts["replays"] == 3 * LEAST_ROWS - 6 and not run.refused
+    assert keys.data_ptr() == right(run, torch.randn(1, 1, 16), keys, values)[1].data_ptr()
+
+
+def test_older_pasts_stay_and_other_continuations_of_one_are_apart(run: RoomedRun) -> None:
+    _, keys, values = inputs(9)
+    for _ in range(6):
+        _, keys, values = right(run, torch.randn(1, 1, 16), keys, values)
+    first, second = (right(run, torch.randn(1, 1, 16), keys, values) for _ in range(2))
+    held = [t.clone() for t in (*first, *second)]
+    a, b = first[1:], second[1:]
+    for _ in range(5):
+        _, *a = right(run, torch.randn(1, 1, 16), *a)
+        _, *b = right(run, torch.randn(1, 1, 16), *b)
+    assert all(torch.equal(x, y) for x, y in zip((*first, *second), held, strict=True))
+    for past in ((keys[:, :, :4], values[:, :, :4]), (keys.clone(), values.clone()), (keys * 2, values)):
+        right(run, torch.randn(1, 1, 16), *past)
+
+
+def test_a_room_is_used_again_and_nothing_of_its_last_text_is_read(run: RoomedRun) -> None:
+    for text in range(6):
+        _, keys, values = inputs(5 + text)
+        for step_ in range(12):
+            x = torch.randn(1, 1, 16)
+            if text % 2 == 0 and step_ > 8:
+                _, keys, values = run(x * float("inf"), keys, values)
+            else:
+                _, keys, values = right(run, x, keys, values)
+    assert run.counts["recorded"] == 1 and run.counts["moved_in"] == 6
+
+
+def test_more_texts_at_once_than_rooms_are_answered_kernel_by_kernel(run: RoomedRun) -> None:
+    texts: list[Sequence[torch.Tensor]] = [inputs(5 + i)[1:] for i in range(MOST_ROOMS + 3)]
+    for _ in range(6):
+        for i, (keys, values) in enumerate(texts):
+            _, *texts[i] = right(run, torch.randn(1, 1, 16), keys, values)
+    assert run.counts["recorded"] <= MOST_ROOMS + 3 and run.counts["kernel_by_kernel"] > 3
+    assert run.let_go() and not run.let_go()
+    right(run, torch.randn(1, 1, 16), *texts[0])
+
+
+def test_who_holds_an_older_result_is_found(run: RoomedRun) -> None:
+    _, keys, values = inputs(5)
+    for _ in range(5):
+        _, keys, values = right(run, torch.randn(1, 1, 16), keys, values)
+
+    now = [keys, values]
+    del keys, values
+
+    def continued() -> bool:
+        leaves = [torch.randn(1, 1, 16), *now]
+        now.clear()
+        _, *grown = run(*leaves)
+        now.extend(grown)
+        return held_elsewhere(grown[0], leaves, 1)
+
+    assert not continued()
+    kept = now[0]
+    assert continued()
+    del kept
+    row = now[0][0, 0]
+    assert continued()
+    del row
+    assert not continued()
+
+
+def test_beside_calls_the_same_kernels_run_unrecorded() -> None:
+    run = made(background=True)
+    for past in (2, 5, LEAST_ROWS - 1, LEAST_ROWS, 300):
+        right(run, *inputs(past))
+    assert not any(run.counts.values())
+
+
+def test_several_rows_at_once() -> None:
+    def of_three(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Call:
+        assert x.shape[1] == 3
+        return step(x, keys, values)
+
+    run = made(of_three, inputs(7, 3))
+    _, keys, values = inputs(6, 3)
+    for _ in range(60):
+        _, keys, values = right(run, torch.randn(1, 3, 16), keys, values)
+    assert run.counts["replays"] > 50
+
+
+def test_a_mask_as_long_as_everything_sums_and_the_last_rows_of_it() -> None:
+    def masked(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Call:
+        past = keys.shape[2]
+        new = (x @ WK.to(x.dtype)).reshape(1, 1, KV, WIDTH).transpose(1, 2)
+        place = torch.ones(past + 1, dtype=torch.long).cumsum(0)[past:]
+        keys, values = torch.cat((keys, new + place), 2), torch.cat((values, new), 2)
+        bias = -(torch.arange(past + 1) - past).abs().to(x.dtype)
+        return F.scaled_dot_product_attention(new, keys, values, attn_mask=bias[None]), keys, values
+
+    run = made(masked)
+    _, keys, values = inputs(5)
+    for _ in range(20):
+        x = torch.randn(1, 1, 16)
+        want = masked(x.double(), keys.double(), values.double())
+        got = run(x, keys, values)
+        assert all(torch.allclose(g.double(), w, atol=1e-5) for g, w in zip(got, want, strict=True))
+        _, keys, values = got
+    assert run.counts["replays"] > 15
+
+
+READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": torch.Tensor.sum, "softmax": lambda k: k.softmax(2).amax(2)[..., None, :1], "flip": lambda k: k.flip(2)[:, :1, :1, :1],
+    "slice": lambda k: k[:, :1, 2:3, :1], "select": lambda k: k[:, :1, 1, :1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_reads_more_than_attention_hides_is_a_reason_not_to(name: str) -> None:
+    def also(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Call:
+        y, keys, values = step(x, keys, values)
+        return y + READERS[name](keys).reshape(-1)[:1], keys, values
+
+    with pytest.raises(CaptureError) as told:
+        made(also)
+    assert f"aten.{name}" in (told.value.because or ""), told.value
+
+
+def test_every_size_is_a_number_and_no_past_is_read() -> None:
+    found = group_of(step, inputs(7), symbolic=True, constants=True)
+    graph = in_rooms(read_anywhere(found.graph, range(3)), 256).graph
+    assert all(isinstance(n, int) for node in graph.nodes for v in node.outs for n in v.type.shape)  # type: ignore[union-attr]
+    assert not [n for n in graph.nodes if n.op == "aten.cat.default" and len(n.outs[0].type.shape) == 4]  # type: ignore[union-attr]
