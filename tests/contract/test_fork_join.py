@@ -288,6 +288,28 @@ def test_calls_in_a_row_have_their_team_unless_others_have_its_cores() -> None:
     assert again[-100:].count(2) == 100, "a machine that is quiet again is noticed"
 
 
+@pytest.mark.parametrize(("wake_ns", "every"), [(60_000, 20), (500_000, 20), (120_000, 300)])
+def test_a_moment_in_which_somebody_had_a_core_costs_no_more_than_itself(wake_ns: int, every: int) -> None:
+    """Two quiet cores have such moments some ten times a second: calls behind one are as quick with their team as those before."""
+    calls = Paced(serial_ns=290_000, team_ns=160_000, wake_ns=wake_ns)
+    had: list[int] = []
+    for k in range(1_000):
+        calls.team_ns = 1_500_000 if k % every == every - 1 else 160_000
+        had.append(calls.call())
+    assert had.count(1) < 40
+
+
+def test_what_was_given_up_for_one_thread_is_found_again_soon() -> None:
+    calls = Paced(serial_ns=290_000, team_ns=160_000, wake_ns=60_000)
+    for _ in range(1_000):
+        calls.call()
+    for _ in range(2):
+        calls.team_ns = 1_500_000
+        assert [calls.call() for _ in range(200)].count(1) > 150, "others have the cores for a while"
+        calls.team_ns = 160_000
+        assert [calls.call() for _ in range(300)].count(1) < 150
+
+
 def test_long_runs_have_their_team_whether_or_not_it_has_to_be_woken() -> None:
     """Other work between calls (eager in turns, a race) puts threads to sleep; waking them is a hundredth of what they save."""
     calls = Paced(serial_ns=580_000_000, team_ns=300_000_000, wake_ns=4_000_000)

@@ -9,16 +9,18 @@ What that costs is known only where it happens, so every run keeps some words (`
     LEAST              the quickest call with an awake team
 
 A kind of calls takes what was quicker, and tries the other again: a quarter of all calls so far later while there were few (one
-time says little on a busy machine), in the end after `RETRY` calls times how much slower it was, which costs less than a hundredth.
+time says little on a busy machine), in the end after `RETRY` calls times how much longer it took, which costs under a hundredth.
 
 A run that takes `LONG_NS` or more is another matter. Waking its threads is no part worth saving, so a call after a pause counts as
 one in a row; its newest time says all; one thread is tried rarely from the beginning, since that costs as much as a team saves, and
 where one thread won the team is tried again soon.
 
 One thread is tried only within a bound: it cannot take longer than LEAST times the threads, and that must be at most twice what the
-team takes now. On a quiet machine with many threads nothing is ever tried; there is nothing to gain. A team that is woken to
-be tried makes the run forget HOT: the calls behind it find out anew. Times are averages that forget: a quarter of the weight is
-the newest call's.
+team takes now. On a quiet machine with many threads nothing is ever tried; there is nothing to gain. A team that is woken where
+calls in a row had been given to one thread makes the run forget HOT: the calls behind it find out anew.
+
+Times are averages that forget: a quarter of the weight is the newest call's, which counts for at most twice the average. Some ten
+times a second somebody else has a core for a moment. One such call alone must not decide (decision 155).
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ CLASSES = 96
 PAUSE_NS = 2_000_000
 """Threads that were idle for as long count as asleep."""
 RETRY = 128
+SOONEST = 48
+"""Calls between two tries at least, where both take about as long."""
 LONG_NS = 16_000_000
 """Four times the longest waking that was seen: two threads save more than that by then."""
 TEAM_AGAIN = 8
@@ -114,8 +118,11 @@ both:
   %rarely = mul i64 %ratio, {RETRY}
   %quarter = lshr i64 %call, 2
   %soon = add i64 %quarter, 2
-  %sooner = call i64 @llvm.smin.i64(i64 %rarely, i64 %soon)
   %gap = sub i64 %slow, %quick
+  %gaps.rare = mul i64 %gap, {RETRY}
+  %paid.rare = sdiv i64 %gaps.rare, %quick
+  %seldom = call i64 @llvm.smax.i64(i64 %paid.rare, i64 {SOONEST})
+  %sooner = call i64 @llvm.smin.i64(i64 %seldom, i64 %soon)
   %gaps = mul i64 %gap, {TRY_COSTS}
   %paid.after = sdiv i64 %gaps, %quick
   %paid = call i64 @llvm.smax.i64(i64 %paid.after, i64 1)
@@ -183,11 +190,14 @@ cold:
   %cold.may = icmp sle i64 %cold.most, %cold.bound
   %cold.serial = call i1 @serial(ptr %cold.calls.at, i64 %cold.team, i64 %cold.single, i1 %cold.may, i1 false)
   %cold.better = icmp slt i64 %cold.single, %cold.team
+{word("old", HOT)}
+{word("old.single", HOT_ALONE)}
+  %old.better = icmp slt i64 %old.single, %old
+  %given.up = or i1 %cold.better, %old.better
   %cold.together = xor i1 %cold.serial, true
-  %retried = and i1 %cold.better, %cold.together
+  %retried = and i1 %given.up, %cold.together
   br i1 %retried, label %forget, label %go
 forget:
-  %old.at = getelementptr i64, ptr %state, i64 {HOT}
   store atomic i64 0, ptr %old.at monotonic, align 8
   br label %go
 go:
@@ -213,7 +223,9 @@ note:
   %time.at = getelementptr i64, ptr %state, i64 %mode
   %before = load atomic i64, ptr %time.at monotonic, align 8
   %none = icmp eq i64 %before, 0
-  %difference = sub i64 %took, %before
+  %twice = shl i64 %before, 1
+  %counted = call i64 @llvm.smin.i64(i64 %took, i64 %twice)
+  %difference = sub i64 %counted, %before
   %part = sdiv i64 %difference, 4
   %mixed = add i64 %before, %part
   %long = icmp sge i64 %before, {LONG_NS}
