@@ -1,11 +1,11 @@
 """Tokens a second of a Llama-shaped model on a CUDA device, batch 1: eager, torch.compile, and Hotfuse.
 
-    python -m benchmarks.cuda_decode [--layers 16] [--tokens 96] [--seconds 40] [--peers reduce-overhead] [--steps]
+    python -m benchmarks.cuda_decode [--layers 16] [--tokens 96] [--seconds 40] [--tiers 2] [--peers reduce-overhead] [--steps]
 
 fp16, random weights, 1 B parameters. Every token is read on the host before the next step, as a program does that looks for the end
 of a sentence. "Static" caches have room for 512 tokens from the beginning; eager's default grows by concatenation. Texts are
-generated until steps are replayed, or `--seconds` are over; then contenders take turns, a text each. `--steps` says what a step
-spends where: the host until everything is launched, the device's kernels, and all of it.
+generated until steps are replayed (of tier 2: in generated kernels), or `--seconds` are over; then contenders take turns, a text
+each. `--steps` says what a step spends where: the host until everything is launched, the device's kernels, and all of it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 
 import hotfuse
+from hotfuse.base.settings import from_env
 
 PROMPT, ROOM = 32, 512
 
@@ -48,6 +50,8 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=96)
     options.add_argument("--rounds", type=int, default=4)
     options.add_argument("--seconds", type=float, default=40.0, help="texts until steps are replayed, at most")
+    options.add_argument("--tiers", type=int, default=2)
+    options.add_argument("--static", action=argparse.BooleanOptionalAction, default=True, help="static caches, too")
     options.add_argument("--peers", default="", help="modes of torch.compile, between commas: default,reduce-overhead")
     options.add_argument("--steps", action="store_true", help="what a step spends where")
     asked = options.parse_args()
@@ -56,17 +60,24 @@ def main() -> None:
     model: Any = t.LlamaForCausalLM(config)
     model = model.eval().cuda().half()
     prompt = torch.randint(5, 30000, (1, PROMPT), device="cuda")
-    with torch.no_grad(), hotfuse.jit(model) as fast, hotfuse.jit(model) as other:
-        contenders: dict[str, tuple[Callable[..., Any], bool]] = {
-            "eager": (model, False), "eager, static": (model, True), "ours": (fast, False), "ours, static": (other, True),
-        }  # fmt: skip
+    settings = replace(from_env(), tiers=asked.tiers)
+    with torch.no_grad(), hotfuse.jit(model, settings=settings) as fast, hotfuse.jit(model, settings=settings) as other:
+        contenders: dict[str, tuple[Callable[..., Any], bool]] = {"eager": (model, False), "ours": (fast, False)}
+        served = [("ours", fast, False)]
+        if asked.static:
+            contenders |= {"eager, static": (model, True), "ours, static": (other, True)}
+            served += [("ours, static", other, True)]
         want = one_text(model, config, prompt, asked.tokens, static=False)[0]
-        for name, jit, static in (("ours", fast, False), ("ours, static", other, True)):
+        for name, jit, static in served:
             begin, slowest, first = time.perf_counter(), 0.0, 0.0
-            while time.perf_counter() - begin < asked.seconds and not replays(jit):
+            when: float | None = None
+            made = generated if asked.tiers > 1 and not static else replays
+            while time.perf_counter() - begin < asked.seconds and not (replays(jit) and made(jit)):
                 _, rate = one_text(jit, config, prompt, asked.tokens, static=static)
+                when = time.perf_counter() - begin if when is None and replays(jit) else when
                 first, slowest = first or rate, min(slowest or rate, rate)
-            print(f"{name}: replayed after {time.perf_counter() - begin:.1f} s ({replays(jit)} replays), "
+            print(f"{name}: replayed after {when} s, {replays(jit)} replays and {generated(jit)} generated kernels after "
+                  f"{time.perf_counter() - begin:.1f} s, "
                   f"first text {first:.0f} tokens/s, slowest {slowest:.0f}", flush=True)  # fmt: skip
         for mode in filter(None, asked.peers.split(",")):
             contenders[f"{mode}, static"] = (torch.compile(model, mode=mode), True)
@@ -86,11 +97,11 @@ def main() -> None:
         if asked.steps:
             for name, (run, static) in contenders.items():
                 print(f"{name}: {a_step(run, config, prompt, static=static)}", flush=True)
-        for jit in (fast, other):
+        for _, jit, _ in served:
             told = jit.explain().to_dict()
             print({k: v for k, v in told["own_recordings"].items() if k != "kinds"},
                   [(k["state"], k["because"][:80], k["race"]) for k in told["own_recordings"].get("kinds", ())],
-                  [(p["tier"], p["counters"], p["notes"][:2]) for s in told["sites"] for p in s["plans"]])  # fmt: skip
+                  [(p["tier"], p["counters"], p["notes"][:40]) for s in told["sites"] for p in s["plans"]])  # fmt: skip
             print(*[f"{d['at']:.1f} {d['action']}: {d['why']} {d['evidence']}"[:300] for d in told["decisions"]][-30:], sep="\n  ")
 
 
@@ -100,6 +111,10 @@ def replays(jit: hotfuse.Jit) -> int:
     own = told["own_recordings"]
     found = sum(p["counters"].get("replays", 0) for s in told["sites"] for p in s["plans"] if "moved_in" in p["counters"])
     return found + (own["replays"] if any(k["state"] == "replayed" for k in own.get("kinds", ())) else 0)
+
+
+def generated(jit: hotfuse.Jit) -> int:
+    return sum(p["counters"].get("generated_kernels", 0) for s in jit.explain().to_dict()["sites"] for p in s["plans"])
 
 
 def a_step(model: Callable[..., Any], config: Any, prompt: torch.Tensor, *, static: bool) -> str:

@@ -2,7 +2,8 @@
 
     capture  simplify | bind  freeze  numbers | kernels( rules appends layouts groups order | normalize lower generate-code )
     runs( bridges drivers ) | link  parallel-branches                          and for tier 0: partitions  library
-    on a device, behind bind: masks | recordings, or device-kernels( device-groups order | device-lower device-code ) record
+    on a device, behind bind: masks | recordings, or device-kernels( device-groups order | device-lower device-code ) record;
+    kernels-in-rooms where caches grow
 
 The engine runs it pass by pass, workers run captures and what stands within brackets, and `hotfuse show --stage` runs the same
 values up to the one it is asked for. What links and serves code that there is already is imported here; what has code compiled is
@@ -296,6 +297,31 @@ def _record(made: GeneratedPlan, job: Job) -> Plan:
                    ahead=run.replayed, holds=_memory_of(job.weights))
 
 
+def _kernels_in_rooms(found: WeightedGraph, job: Job) -> Plan:
+    """Kernels for steps whose caches lie in rooms, as many rows as short texts share; longer ones run on the library's."""
+    from hotfuse.compile.device.fetch import generate
+    from hotfuse.compile.device.rooms import in_rooms
+    from hotfuse.runtime.serve.device_rooms import USUAL_ROWS, RoomedRun, capacity_for, roomed_library, sample_in_rooms
+
+    device, backend = _device_of(found.graph)
+    first = read_in_any_strides(found.graph)[0]
+    rows = max(USUAL_ROWS, capacity_for(job.sample[first.input].shape[first.dim] + 1))
+    roomed, differ = in_rooms(found.graph, rows), _differ(job.settings)
+    with torch.no_grad():
+        sample = sample_in_rooms(roomed, job.sample)
+    made = generate(roomed.graph, job.weights, sample, job.settings, device, differ, job.stop)
+    plan = _library_on(found, job)
+    run = RoomedRun(plan.run, roomed_library(found.graph, job.weights, {rows: made.run}), backend.recorder(device, in_background),
+                    differ, in_background, rows)  # fmt: skip
+    artifacts = tuple(replace(a, backend="triton", source=made.source) for a in plan.artifacts)
+
+    def counters() -> dict[str, int]:
+        return {**run.counters(), "generated_kernels": len(made.kernels)}
+
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(f"its caches lie in rooms of {rows} rows", *made.notes),
+                   counters=counters, layers=(DEVICE_KERNELS,), holds=_memory_of(job.weights))  # fmt: skip
+
+
 def _memory_of(weights: Mapping[str, Any]) -> tuple[object, ...]:
     """What recordings read by address, whatever becomes of the tensors that it belongs to."""
     return tuple(t.untyped_storage() for t in weights.values() if isinstance(t, torch.Tensor))
@@ -330,9 +356,11 @@ GENERATED = (
     Pass("record", GeneratedPlan, Plan, _record),
 )
 """Tier 2 on a device: kernels for its sizes, and library kernels between them, replayed."""
+IN_ROOMS = (MASKS, Pass("kernels in rooms", WeightedGraph, Plan, _kernels_in_rooms, within=_within_device))
+"""The same where caches grow."""
 BRANCHES: Mapping[str, tuple[Pass[Any, Any, Any], ...]] = {
     "every target": PASSES[:3], "this machine's cores": PASSES[3:], "tier 0": TIER0, "a device, tier 1": RECORDED,
-    "a device, tier 2": GENERATED,
+    "a device, tier 2": GENERATED, "a device, tier 2, where caches grow": IN_ROOMS,
 }  # fmt: skip
 """Every pass there is, by what it is for: behind `bind` the way divides."""
 
@@ -375,7 +403,8 @@ def compile_units(
     """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
     if accelerator_of(graph) is not None:
         say(settings.debug, GRAPHS, lambda: show(graph))
-        steps = GENERATED if demand is not None and GENERATE in demand.strategies else RECORDED
+        generated = IN_ROOMS if read_in_any_strides(graph) else GENERATED
+        steps = generated if demand is not None and GENERATE in demand.strategies else RECORDED
         return run_all(steps, WeightedGraph(graph, weights), Job(settings, weights, sample, stop=stop))
     begun: list[Compilation] = []
 

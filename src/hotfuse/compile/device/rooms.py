@@ -45,7 +45,8 @@ _FEW, _MANY = 64, 4096
 
 @dataclass(frozen=True, slots=True)
 class RoomedGraph:
-    """A graph on rooms. Its inputs are those of the call that do not grow, in their order, the rooms, and the count."""
+    """A graph on rooms. Its inputs are those of the call that do not grow, in their order, the rooms, and the count, which whoever
+    runs it raises behind it: nothing in a graph says that one node reads what another one writes."""
 
     graph: Graph
     capacity: int
@@ -110,8 +111,6 @@ class _RoomRewriter:
                                    args=(rooms[by_node[i]], g.dim, places, self._value(new))))  # fmt: skip
             else:
                 self._node(node)
-        end = Value(self._name("end"), self.count.type)
-        self._emit(Node(Kind.OPERATOR, "aten.add_.Tensor", (self.count, self.rows), (end,)))
         names = {self.graph.nodes[g.node].outs[0].name: k for k, g in enumerate(self.growths)}
         outputs = output_values(self.graph)
         if len(outputs) != len(self.graph.outputs):

@@ -33,6 +33,8 @@ from hotfuse.runtime.serve.kept_memory import KeptMemory
 
 LEAST_ROWS = 128
 """Of a room; larger ones are twice as large as the next smaller."""
+USUAL_ROWS = 512
+"""Of rooms that kernels are made for."""
 MOST_ROWS = 1 << 17
 MOST_ROOMS = 8
 """Sets of rooms of one plan: as many texts are continued by replays at once."""
@@ -126,13 +128,13 @@ class RoomedRun:
 
     def __init__(
         self, plain: Run, roomed: Callable[[int], tuple[RoomedGraph, Run]], device: RecordingDevice,
-        differ: Callable[[Sequence[Any], Sequence[Any]], str], in_background: Callable[[], bool],
+        differ: Callable[[Sequence[Any], Sequence[Any]], str], in_background: Callable[[], bool], usual: int = LEAST_ROWS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`plain` runs any call kernel by kernel. `roomed` gives the graph on rooms of so many rows, and its kernels; `differ` says
-        how results of a replay differ from those of the kernels."""
+        how results of a replay differ from those of the kernels. Shorter texts have `usual` rows: kernels were made for those."""
         self._plain, self._roomed, self._device, self._differ = plain, roomed, device, differ
-        self._in_background, self._clock = in_background, clock
+        self._in_background, self._usual, self._clock = in_background, usual, clock
         first, _ = roomed(LEAST_ROWS)
         self._inputs = [(g.input, g.dim) for g in first.growths]
         self._rows = first.rows
@@ -178,7 +180,7 @@ class RoomedRun:
         for each in self._sets:
             if after <= each.roomed.capacity and each.gave(pasts, length):
                 return each
-        wanted = capacity_for(after)
+        wanted = self._capacity(after)
         for each in self._sets:
             if wanted <= each.roomed.capacity <= 2 * wanted and each.fits(pasts) and each.free():
                 self._device.enter()
@@ -209,10 +211,13 @@ class RoomedRun:
         """The same kernels, beside calls: what a plan is proven with."""
         pasts = [inputs[i] for i, _ in self._inputs]
         length = pasts[0].shape[self._inputs[0][1]]
-        graph, run = self._graph(capacity_for(length + self._rows))
+        graph, run = self._graph(self._capacity(length + self._rows))
         here = _Rooms(graph, pasts)
         here.take(pasts, length)
         return here.results(run(*here.inputs(inputs)), handed_out=False)
+
+    def _capacity(self, rows: int) -> int:
+        return max(self._usual, capacity_for(rows))
 
     def _graph(self, rows: int) -> tuple[RoomedGraph, Run]:
         if rows not in self._made:
@@ -221,7 +226,7 @@ class RoomedRun:
 
     def _notice(self, pasts: Sequence[torch.Tensor], length: int, inputs: Sequence[Any]) -> None:
         """No rooms were free: they are made where such steps recur, and there is time and memory for it."""
-        rows, begin = capacity_for(length + self._rows), self._clock()
+        rows, begin = self._capacity(length + self._rows), self._clock()
         kind = (rows, *[(t.shape[:d], t.shape[d + 1 :], t.dtype) for t, (_, d) in zip(pasts, self._inputs, strict=True)])
         self._met[kind] = self._met.get(kind, 0) + 1
         late = self._spent > AT_ONCE_S + SHARE * (begin - self._begin)
@@ -293,14 +298,36 @@ class RoomedRun:
         return {**self.counts, "device_bytes": self._held()}
 
 
-def roomed_library(graph: Graph, weights: Mapping[str, Any]) -> Callable[[int], tuple[RoomedGraph, Run]]:
-    """A graph on rooms of any size, as calls of torch's operators."""
+def roomed_library(
+    graph: Graph, weights: Mapping[str, Any], better: Mapping[int, Run] | None = None
+) -> Callable[[int], tuple[RoomedGraph, Run]]:
+    """A graph on rooms of any size, as calls of torch's operators, or in the better kernels that there are for rooms of a size."""
+    known = better or {}
 
     def roomed(rows: int) -> tuple[RoomedGraph, Run]:
         made = in_rooms(graph, rows)
-        return made, flat_function(made.graph, meaning, weights)[0]
+        return made, _counting(known.get(rows) or flat_function(made.graph, meaning, weights)[0], made.rows)
 
     return roomed
+
+
+def _counting(run: Run, rows: int) -> Run:
+    """The same, and the count is raised behind it."""
+
+    def counted(*flat: Any) -> tuple[Any, ...]:
+        outs = run(*flat)
+        flat[-1].add_(rows)
+        return outs
+
+    return counted
+
+
+def sample_in_rooms(roomed: RoomedGraph, call: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A call's inputs, as the roomed graph takes them."""
+    pasts = [call[g.input] for g in roomed.growths]
+    here = _Rooms(roomed, pasts)
+    here.take(pasts, pasts[0].shape[roomed.growths[0].dim])
+    return here.inputs(call)
 
 
 _ALL: weakref.WeakSet[RoomedRun] = weakref.WeakSet()

@@ -36,6 +36,7 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.recalling import MadeOf, RecalledStart
+from hotfuse.runtime.serve.device_rooms import RoomedRun
 from hotfuse.runtime.site import MOST_REFUSED, THREADS, Entry, Site, WonRace
 from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.attempt import (
@@ -242,13 +243,14 @@ class Improver:
         padding fills are left out first, since kernels are then made for what is left."""
         if self._consider_rows(site, entry, (PADDING,)) or registry.device_kernels().unavailable():
             return
-        if entry.symbols:
+        in_rooms = isinstance(entry.plan.run, RoomedRun)  # whose sizes are numbers
+        if entry.symbols and not in_rooms:
             self._consider_rows(site, entry, (SIZES,))
         elif DEVICE_KERNELS not in entry.plan.layers and DEVICE_KERNELS not in entry.refused:
             from hotfuse.runtime.tierup.rows import packs_later
             from hotfuse.runtime.tierup.tier2 import with_device_kernels
 
-            if self._specializes and packs_later(self._context, entry):
+            if self._specializes and not in_rooms and packs_later(self._context, entry):
                 return  # kernels for all rows would take the time in which those for live rows are made
             self._attempt(entry, DEVICE_KERNELS, partial(with_device_kernels, self._context, entry))
 
