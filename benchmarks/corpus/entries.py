@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from benchmarks import zoo
+from benchmarks.corpus.builders import TorchModel
+from benchmarks.corpus.further_models import FURTHER_MODELS
 from benchmarks.corpus.made_files import CALIBRATED_ON, Mode, export, kept, quantize
-from benchmarks.corpus.torch_models import TORCH_MODELS, TorchModel
+from benchmarks.corpus.torch_models import TORCH_MODELS
 from benchmarks.corpus.wheel_models import WHEEL_MODELS
 from benchmarks.zoo import Kind, ZooModel, fetch_files
 from hotfuse.base.errors import InputError
@@ -54,17 +56,17 @@ def _of_torch(row: TorchModel) -> Entry:
     return Entry(row.name, row.family, "torch", load, "random weights")
 
 
-def _exported(entry: Entry) -> Entry:
-    name = f"{entry.name}.onnx"
+def _exported(row: TorchModel) -> Entry:
+    name, entry = f"{row.name}.onnx", _of_torch(row)
 
     def load() -> ZooModel:
-        path = kept(entry.name, lambda into: export(entry.load(), into), "torch", "transformers")
-        feed = entry.load().make_inputs
+        path = kept(row.name, lambda into: export(entry.load(), into), "torch", "transformers")
         known = _inputs_of(path)
-        arrays = lambda seed, v: {n: t.numpy() for n, t in feed(seed, v).items() if n in known}  # noqa: E731
+        arrays = lambda seed, _v: {  # noqa: E731  (the torch model is not built where its file is there)
+            n: t.numpy() for n, t in row.feed(torch.Generator().manual_seed(seed)).items() if n in known}  # fmt: skip
         return ZooModel(name, "onnx", 1, arrays, path)
 
-    return Entry(name, entry.family, "onnx", load, f"{entry.name} exported")
+    return Entry(name, row.family, "onnx", load, f"{row.name} exported")
 
 
 def _inputs_of(path: Any) -> set[str]:
@@ -94,8 +96,9 @@ _ZOO = {
     "ppocr-v6-rec": "text recognition",
 }  # fmt: skip
 _FILES = {e.name: e for e in (*(_of_zoo(n, f) for n, f in _ZOO.items()), *map(_of_wheel, WHEEL_MODELS))}
-_TORCH = {row.name: _of_torch(row) for row in TORCH_MODELS}
-_EXPORTED = {e.name: e for e in (_exported(_TORCH[row.name]) for row in TORCH_MODELS if row.exported)}
+_ROWS = (*TORCH_MODELS, *FURTHER_MODELS)
+_TORCH = {row.name: _of_torch(row) for row in _ROWS}
+_EXPORTED = {e.name: e for e in (_exported(row) for row in _ROWS if row.exported)}
 
 _QUANTIZED: dict[str, tuple[Mode, ...]] = {
     "ppocr-cls": ("dynamic", "tensor", "channel"), "ppocr-v4-rec": ("dynamic", "channel"),

@@ -48,7 +48,8 @@ def kept(name: str, make: Callable[[Path], None], *versions: str) -> Path:
 
 def _sources() -> str:
     """What decides how a torch model looks: its table, the networks written here, and how files are made."""
-    here, names = Path(__file__).parent, ("torch_models.py", "networks.py", "more_networks.py", "inputs.py", "made_files.py")
+    here = Path(__file__).parent
+    names = ("builders.py", "torch_models.py", "further_models.py", "networks.py", "more_networks.py", "inputs.py", "made_files.py")
     return hashlib.sha256(b"".join((here / n).read_bytes() for n in names)).hexdigest()
 
 

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ PREPARE_S, LOAD_S, COMPILE_S, ANSWER_S = 90.0, 60.0, 150.0, 30.0
 class Table:
     """The processes of one row."""
 
-    def __init__(self, entry: Entry, threads: int, peers: Sequence[str], seconds: float, rounds: int, quick: bool = False) -> None:
+    def __init__(self, entry: Entry, threads: int, peers: Sequence[str], seconds: float, rounds: int, *, quick: bool = False,
+                 behind_s: float | None = None) -> None:
         self.entry, self.threads, self.seconds, self.rounds, self.quick = entry, threads, seconds, rounds, quick
+        self.behind_s = behind_s
         self.peers = [p for p in peers if p not in ("eager", "inductor") or entry.kind == "torch"]
         self.row = Row(entry.name, entry.family, entry.kind, threads, seconds)
         self.processes: dict[str, Process] = {}
@@ -57,15 +59,15 @@ class Table:
             self.processes[name] = Process(
                 [sys.executable, "-m", "benchmarks.corpus.child", "--model", self.entry.name, "--who", name,
                  "--threads", str(self.threads), "--folder", str(folder)], environment(self.threads, folder))  # fmt: skip
-        for name in names:  # one after another: the first makes files that the others find
-            self._ask(name, PREPARE_S, do="prepare")
+        self._prepare(names)
         for name in [n for n in names if n in self.processes]:
             limit = COMPILE_S if name == "inductor" else LOAD_S
             if (answer := self._ask(name, limit, do="load")) is not None:
                 self.row.load_s[name], self.row.first_ms[name] = round(answer["load_s"], 4), round(answer["first_ms"], 3)
                 self.answers[name] = answer["outputs"]
                 seconds = self.seconds if name == OURS else 0.5
-                served = self._ask(name, seconds + LOAD_S, do="serve", seconds=seconds, until_tier1=self.quick)
+                served = self._ask(name, seconds + LOAD_S, do="serve", seconds=seconds, until_tier1=self.quick,
+                                   behind_s=self.behind_s)
                 if served is not None:
                     self._served(name, served)
         if OURS not in self.processes:
@@ -76,7 +78,20 @@ class Table:
             self._compare()
             if self.row.status == "ok":
                 self._turns()
+                self._compare_fresh()
         self._explained()
+
+    def _prepare(self, names: Sequence[str]) -> None:
+        """Side by side, since nobody is timed yet; files one after another: the first makes what the others find."""
+        if self.entry.kind == "torch":
+            for name in names:
+                with contextlib.suppress(Gone):  # its answer, asked for below, says so
+                    self.processes[name].begin(do="prepare")
+        for name in names:
+            if self.entry.kind == "torch":
+                self._answer(name, "prepare", lambda process: process.answer(PREPARE_S))
+            else:
+                self._ask(name, PREPARE_S, do="prepare")
 
     def _served(self, name: str, served: dict[str, Any]) -> None:
         self.row.grown[name] = served["grown"]
@@ -92,14 +107,17 @@ class Table:
 
     def _ask(self, name: str, limit_s: float, **command: Any) -> dict[str, Any] | None:
         """The answer; none, and the contender is out, where it cannot take part, is late or died."""
+        return self._answer(name, command["do"], lambda process: process.ask(limit_s, **command))
+
+    def _answer(self, name: str, asked: str, take: Callable[[Process], dict[str, Any]]) -> dict[str, Any] | None:
         try:
-            answer = self.processes[name].ask(limit_s, **command)
+            answer = take(self.processes[name])
         except Late as e:
-            return self._out(name, "late", f"{command['do']}: {e}")
+            return self._out(name, "late", f"{asked}: {e}")
         except Gone as e:
-            return self._out(name, "crashed", f"{command['do']}: {e}")
+            return self._out(name, "crashed", f"{asked}: {e}")
         if "absent" in answer:
-            return self._out(name, "absent", f"{command['do']}: {answer['absent']}")
+            return self._out(name, "absent", f"{asked}: {answer['absent']}")
         return answer
 
     def _out(self, name: str, status: Status, why: str) -> None:

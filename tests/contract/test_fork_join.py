@@ -276,6 +276,52 @@ def test_calls_after_a_pause_stay_on_one_thread_where_waking_costs_more() -> Non
     assert not quick.learned().serial_after_a_pause
 
 
+def test_bursts_of_calls_wake_their_team_when_they_have_lost_what_waking_costs() -> None:
+    """A call after a pause stays on one thread, where waking costs more than it saves; the ones right behind it must not."""
+    calls = Paced(serial_ns=1_200_000, team_ns=700_000, wake_ns=900_000)
+    for _ in range(40):
+        calls.call(pause_ns=100_000_000)
+        calls.call()
+    assert calls.learned().serial_after_a_pause
+    bursts = [[calls.call(pause_ns=100_000_000 * (k == 0)) for k in range(60)] for _ in range(20)]
+    assert sum(b[0] == 1 for b in bursts) >= 15, "the first one wakes nobody"
+    assert all(b[4:] == [2] * 56 for b in bursts), "900 us of waking are lost after two calls"
+    assert calls.learned().woken >= 15
+    apart = Paced(serial_ns=1_200_000, team_ns=700_000, wake_ns=900_000)
+    for _ in range(100):
+        apart.call(pause_ns=100_000_000)
+    assert apart.learned().woken == 0, "calls that come one by one have none behind them"
+
+
+def test_a_call_that_was_held_up_takes_no_team_from_those_behind_it() -> None:
+    calls = Paced(serial_ns=1_160_000, team_ns=680_000, wake_ns=900_000)
+    for _ in range(600):
+        calls.call()
+    calls.team_ns = 900_000
+    for _ in range(10):
+        calls.call()  # crowded for a while: one thread is tried, and lost
+    calls.team_ns = 680_000
+    for _ in range(50):
+        calls.call()
+    assert calls.learned().hot_alone > 0
+    calls.team_ns = 90_000_000
+    assert calls.call() == 2
+    calls.team_ns = 680_000
+    assert [calls.call() for _ in range(200)].count(1) <= 2, "a hundred times as long, once"
+
+
+def test_a_team_that_lost_its_cores_for_a_moment_is_believed_at_its_first_quick_call() -> None:
+    calls = Paced(serial_ns=1_160_000, team_ns=680_000, wake_ns=900_000)
+    for _ in range(600):
+        calls.call()
+    calls.team_ns = 2_500_000
+    crowded = [calls.call() for _ in range(40)]
+    assert crowded.count(1) > 25
+    calls.team_ns = 680_000
+    after = [calls.call() for _ in range(250)]
+    assert after[-50:] == [2] * 50 and after.count(1) < 130
+
+
 def test_calls_in_a_row_have_their_team_unless_others_have_its_cores() -> None:
     calls = Paced(serial_ns=200_000, team_ns=120_000, wake_ns=500_000)
     quiet = [calls.call() for _ in range(100)]

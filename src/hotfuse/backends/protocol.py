@@ -313,6 +313,8 @@ class TeamTimes:
     hot_alone: int
     cold_calls: int
     hot_calls: int
+    woken: int = 0
+    """How often calls in a row on one thread lost so much that their team was woken."""
 
     @property
     def serial_after_a_pause(self) -> bool:

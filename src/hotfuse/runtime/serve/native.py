@@ -120,6 +120,8 @@ def _team_counts(runs: Sequence[LoadedRun]) -> dict[str, int]:
     counts: dict[str, int] = {}
     if paused is not None:
         counts |= {"us_after_a_pause_on_one_thread": paused.cold_alone // 1000, "us_after_a_pause_with_a_team": paused.cold // 1000}
+    if woken := sum(r.woken for r in rows):
+        counts["teams_woken_for_calls_in_a_row"] = woken
     if crowded is not None:
         counts |= {"us_on_one_thread": crowded.hot_alone // 1000, "us_with_a_team_on_busy_cores": crowded.hot // 1000}
     return counts

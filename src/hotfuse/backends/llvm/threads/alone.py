@@ -21,6 +21,10 @@ calls in a row had been given to one thread makes the run forget HOT: the calls 
 
 Times are averages that forget: a quarter of the weight is the newest call's, which counts for at most twice the average. Some ten
 times a second somebody else has a core for a moment. One such call alone must not decide (decision 155).
+
+Calls after a pause that stay on one thread wake nobody, so the calls right behind them find a team asleep, too. Each loses what an
+awake team would save. When calls in a row have lost what waking costs, the team is woken (`_LOST`, decision 165): at worst they
+pay waking twice, however many there are.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ HOT, COLD, COLD_ALONE, HOT_ALONE = range(4)
 """How a call ran; also the word that its time goes to. From `COLD_ALONE` on it had one thread."""
 COLD_CALLS, _COLD_TRIED, HOT_CALLS, _HOT_TRIED, LEAST = range(4, 9)
 """Calls of either kind, each followed by the number of the call that last tried the slower way."""
-WORDS = 9
+_LOST, WOKEN = 9, 10
+"""What calls in a row lost on one thread since the last pause, in ns; and how often a team was woken for that."""
+WORDS = 11
 CLASSES = 96
 """Sizes of a call, four to a power of two: calls of a class differ in time by no more than a team does that shares its cores."""
 PAUSE_NS = 2_000_000
@@ -57,7 +63,7 @@ def read(address: int) -> tuple[TeamTimes, ...]:
     words = list((ctypes.c_int64 * (WORDS * CLASSES)).from_address(address))
     rows = [words[WORDS * k : WORDS * (k + 1)] for k in range(CLASSES)]
     return tuple(
-        TeamTimes(r[HOT], r[COLD], r[COLD_ALONE], r[HOT_ALONE], r[COLD_CALLS], r[HOT_CALLS])
+        TeamTimes(r[HOT], r[COLD], r[COLD_ALONE], r[HOT_ALONE], r[COLD_CALLS], r[HOT_CALLS], r[WOKEN])
         for r in rows
         if r[COLD_CALLS] or r[HOT_CALLS]
     )
@@ -81,6 +87,7 @@ def text(state_at: int, began_at: int, mode_at: int) -> str:
     more, less = CROWDED
     return f"""
 @ended = global i64 0
+@ran = global i64 0
 
 define internal i64 @clock() {{
   %time = alloca [2 x i64]
@@ -189,21 +196,54 @@ cold:
   %cold.bound = shl i64 %cold.team, 1
   %cold.may = icmp sle i64 %cold.most, %cold.bound
   %cold.serial = call i1 @serial(ptr %cold.calls.at, i64 %cold.team, i64 %cold.single, i1 %cold.may, i1 false)
-  %cold.better = icmp slt i64 %cold.single, %cold.team
 {word("old", HOT)}
+  br i1 %cold.serial, label %row, label %together
+row:
+  %lost.at = getelementptr i64, ptr %state, i64 {_LOST}
+  %ran = load atomic i64, ptr @ran monotonic, align 8
+  %idle = sub i64 %now, %ran
+  %behind = icmp sle i64 %idle, {PAUSE_NS}
+  br i1 %behind, label %count, label %begins
+begins:
+  store atomic i64 0, ptr %lost.at monotonic, align 8
+  br label %single
+count:
+  %perfect = sdiv i64 %cold.single, %given
+  %guess = select i1 %known, i64 %least, i64 %perfect
+  %measured = icmp ne i64 %old, 0
+  %awake = select i1 %measured, i64 %old, i64 %guess
+  %saved = sub i64 %cold.single, %awake
+  %worth = icmp sgt i64 %saved, 0
+  %before = load atomic i64, ptr %lost.at monotonic, align 8
+  %lost = add i64 %before, %saved
+  %waking = sub i64 %cold.team, %awake
+  %paid = icmp sge i64 %lost, %waking
+  %wake = and i1 %paid, %worth
+  br i1 %wake, label %wake.it, label %add
+add:
+  %more.lost = select i1 %worth, i64 %lost, i64 %before
+  store atomic i64 %more.lost, ptr %lost.at monotonic, align 8
+  br label %single
+single:
+  store i64 {COLD_ALONE}, ptr %mode.at
+  ret i1 true
+wake.it:
+  store atomic i64 0, ptr %lost.at monotonic, align 8
+  %woken.at = getelementptr i64, ptr %state, i64 {WOKEN}
+  %one.more = atomicrmw add ptr %woken.at, i64 1 monotonic
+  br label %together
+together:
+  store i64 {COLD}, ptr %mode.at
 {word("old.single", HOT_ALONE)}
+  %cold.better = icmp slt i64 %cold.single, %cold.team
   %old.better = icmp slt i64 %old.single, %old
   %given.up = or i1 %cold.better, %old.better
-  %cold.together = xor i1 %cold.serial, true
-  %retried = and i1 %given.up, %cold.together
-  br i1 %retried, label %forget, label %go
+  br i1 %given.up, label %forget, label %go
 forget:
   store atomic i64 0, ptr %old.at monotonic, align 8
   br label %go
 go:
-  %cold.how = select i1 %cold.serial, i64 {COLD_ALONE}, i64 {COLD}
-  store i64 %cold.how, ptr %mode.at
-  ret i1 %cold.serial
+  ret i1 false
 }}
 
 ; a team that was awake is until `PAUSE_NS` later; a run on one thread wakes nobody
@@ -233,6 +273,7 @@ note:
   %after = select i1 %newest, i64 %took, i64 %mixed
   %some = call i64 @llvm.smax.i64(i64 %after, i64 1)
   store atomic i64 %some, ptr %time.at monotonic, align 8
+  store atomic i64 %now, ptr @ran monotonic, align 8
   %together = icmp ult i64 %mode, {COLD_ALONE}
   br i1 %together, label %awake, label %done
 awake:
