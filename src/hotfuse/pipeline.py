@@ -278,9 +278,10 @@ def _recordings(found: WeightedGraph, job: Job) -> Plan:
 def _device_kernels(found: WeightedGraph, job: Job) -> GeneratedPlan:
     """Kernels that were generated for the sizes of the graph, where they beat the library's on the device."""
     from hotfuse.compile.device.fetch import generate
+    from hotfuse.compile.device.rotations import turned
 
     device, _ = _device_of(found.graph)
-    return generate(found.graph, job.weights, job.sample, job.settings, device, _differ(job.settings), job.stop)
+    return generate(turned(found.graph), job.weights, job.sample, job.settings, device, _differ(job.settings), job.stop)
 
 
 def _record(made: GeneratedPlan, job: Job) -> Plan:
@@ -301,6 +302,7 @@ def _kernels_in_rooms(found: WeightedGraph, job: Job) -> Plan:
     """Kernels for steps whose caches lie in rooms, as many rows as short texts share; longer ones run on the library's."""
     from hotfuse.compile.device.fetch import generate
     from hotfuse.compile.device.rooms import in_rooms
+    from hotfuse.compile.device.rotations import turned
     from hotfuse.runtime.serve.device_rooms import USUAL_ROWS, RoomedRun, capacity_for, roomed_library, sample_in_rooms
 
     device, backend = _device_of(found.graph)
@@ -309,7 +311,7 @@ def _kernels_in_rooms(found: WeightedGraph, job: Job) -> Plan:
     roomed, differ = in_rooms(found.graph, rows), _differ(job.settings)
     with torch.no_grad():
         sample = sample_in_rooms(roomed, job.sample)
-    made = generate(roomed.graph, job.weights, sample, job.settings, device, differ, job.stop)
+    made = generate(turned(roomed.graph), job.weights, sample, job.settings, device, differ, job.stop)
     plan = _library_on(found, job)
     run = RoomedRun(plan.run, roomed_library(found.graph, job.weights, {rows: made.run}), backend.recorder(device, in_background),
                     differ, in_background, rows)  # fmt: skip
