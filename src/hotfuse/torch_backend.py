@@ -115,7 +115,7 @@ class CompiledGraph:
         try:
             self.arguments: Arguments = arguments_of(gm)
             self._weights, self._inputs = _picker(self.arguments.weights_at), _picker(self.arguments.inputs_at)
-            done = capture_dynamo(gm, self.arguments, name)
+            done = capture_dynamo(gm, self.arguments)
             self.converted = Converted(captured(lambda: Captured(done.graph, {}, {})).graph, done.constants)
         except HotfuseError as e:
             self._refuse(e.why if isinstance(e, CaptureError) else Why.NOT_CAPTURABLE, str(e))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from hotfuse.torch_backend import explain_compiled, wait_compiled
+from hotfuse.ir.text import show
+from hotfuse.torch_backend import explain_compiled, hotfuse_backend, wait_compiled
 
 INLINE = {"capture": "inline", "watch": False}
 
@@ -50,6 +51,28 @@ def graphs() -> list[dict[str, Any]]:
 
 def test_the_entry_point_is_registered() -> None:
     assert "hotfuse" in torch._dynamo.list_backends()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_graphs_are_named_by_what_they_compute(dynamic: bool) -> None:
+    """What an earlier process kept of a graph is found by its text, whatever else was compiled before it there and here."""
+    models = [nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)).eval()]
+    met: list[Any] = []
+    seen: list[set[str]] = []
+
+    def keeping(gm: Any, inputs: Any) -> Any:
+        met.append(hotfuse_backend(gm, inputs, options=INLINE))
+        return met[-1]
+
+    for order in (models, models[::-1]):
+        torch._dynamo.reset()
+        compiled = [torch.compile(m, backend=keeping, dynamic=dynamic) for m in order]
+        with torch.no_grad():
+            for fast in compiled:
+                fast(torch.randn(3, 8))
+        seen.append({show(g.converted.graph) for g in met})
+        met.clear()
+    assert seen[0] == seen[1] and len(seen[0]) == 2
 
 
 def test_shapes_as_dynamo_gives_them() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.fx.traceback import preserve_node_meta
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.fx import Converted, PlaceholderRole, to_graph
+from hotfuse.ir.hash import structural_hash
 
 _STATIC = "_dynamo_static_input_type"
 """What Dynamo notes of a tensor that is the same object in every call."""
@@ -87,8 +89,12 @@ def arguments_of(gm: fx.GraphModule) -> Arguments:
     return Arguments(tuple(places))
 
 
-def capture_dynamo(gm: fx.GraphModule, arguments: Arguments, name: str) -> Converted:
-    """Convert Dynamo's graph; raises CaptureError with the user's line."""
+def capture_dynamo(gm: fx.GraphModule, arguments: Arguments) -> Converted:
+    """Convert Dynamo's graph; raises CaptureError with the user's line.
+
+    It is named by what it computes. What is kept of it is found by its text, name included, and numbers depend on which graph a
+    process met first.
+    """
     fakes = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
     mode = next((f.fake_mode for f in fakes if isinstance(f, torch.Tensor)), None)  # type: ignore[attr-defined]
     if mode is None:
@@ -106,7 +112,8 @@ def capture_dynamo(gm: fx.GraphModule, arguments: Arguments, name: str) -> Conve
     except Exception as e:
         first = next((line for line in str(e).splitlines() if line.strip()), "")
         raise CaptureError("the graph cannot be traced", because=f"{type(e).__name__}: {first[:300]}") from e
-    return to_graph(traced, _roles(traced, arguments), name=name)
+    done = to_graph(traced, _roles(traced, arguments), name="dynamo")
+    return replace(done, graph=replace(done.graph, name=f"dynamo_{structural_hash(done.graph)[:12]}"))
 
 
 def _roles(traced: fx.GraphModule, arguments: Arguments) -> list[PlaceholderRole]:

@@ -15,8 +15,6 @@ mistake is found out by the first call, whose answer the captured graph must giv
 
 from __future__ import annotations
 
-import dis
-import functools
 import hashlib
 import io
 import pickle
@@ -30,6 +28,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
+from hotfuse.base.bytecode import globals_of
 from hotfuse.base.errors import CaptureError
 from hotfuse.frontends.ship import PLAIN_TYPES, SMALL, describe, operator_named
 
@@ -156,16 +155,9 @@ def _code_name(code: types.CodeType) -> str:
     return made.hexdigest()[:24]
 
 
-@functools.lru_cache(maxsize=1024)
-def _globals_of(code: types.CodeType) -> tuple[str, ...]:
-    names = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
-    names += [n for inner in code.co_consts if isinstance(inner, types.CodeType) for n in _globals_of(inner)]
-    return tuple(dict.fromkeys(names))
-
-
 def _read_by(f: types.FunctionType) -> list[tuple[str, Any]]:
     """The global and closure variables that a function names, and what they are."""
-    found = [(n, f.__globals__[n]) for n in _globals_of(f.__code__) if n in f.__globals__]
+    found = [(n, f.__globals__[n]) for n in globals_of(f.__code__) if n in f.__globals__]
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
         if name != "__class__":
             found.append((name, cell.cell_contents))

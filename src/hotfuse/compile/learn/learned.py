@@ -157,7 +157,7 @@ class Notes:
             store = Store.open(place.path)
         except HotfuseError:  # the server opens the same place, and says what is wrong with it
             return None
-        if store.path is None:
+        if store.path is None and store.database.copied is None:
             return None
         host = this_host(store, threads, measure_peaks=False)
         made = cls(place, store, host, RowCache(measure.tile_of), None, Bandit())

@@ -15,7 +15,6 @@ and such a model keeps its own code.
 from __future__ import annotations
 
 import contextvars
-import dis
 import enum
 import functools
 import threading
@@ -29,6 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hotfuse.base.bytecode import globals_of
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.runtime.weights.class_code import foreign, names_of, places_of, unwrapped
 
@@ -85,19 +85,11 @@ class Reads:
     """What is read whose changes no look would show, in words; empty where there is nothing."""
 
 
-@functools.lru_cache(maxsize=4096)
-def _globals_of(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that code reads, functions inside it included; names of attributes are not among them."""
-    names = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
-    names += [n for inner in code.co_consts if isinstance(inner, types.CodeType) for n in _globals_of(inner)]
-    return tuple(dict.fromkeys(names))
-
-
 def _variables(function: types.FunctionType) -> list[tuple[Any, str]]:
     """The global and closure variables a function names: what it means when they are rebound."""
     space = function.__globals__
     cells = zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)
-    return [*((space, n) for n in _globals_of(function.__code__) if n in space), *((ClosureCell(c), n) for c, n in cells)]
+    return [*((space, n) for n in globals_of(function.__code__) if n in space), *((ClosureCell(c), n) for c, n in cells)]
 
 
 def reads(modules: Sequence[nn.Module], functions: Iterable[Callable[..., Any]] = (), values: Iterable[Any] = ()) -> Reads:

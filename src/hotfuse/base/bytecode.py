@@ -1,0 +1,35 @@
+"""The global names that code reads, off its instructions.
+
+A large model's code has ten thousand instructions. `dis` describes each of them, which took a third of the time in which a known
+model is recognized; here the few that are wanted are found by searching for their byte.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator
+
+LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+
+
+@functools.lru_cache(maxsize=4096)
+def globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that code reads, functions inside it included; names of attributes are not among them."""
+    names = [code.co_names[argument >> 1] for argument in _arguments(code.co_code, LOAD_GLOBAL)]  # the last bit is no name's
+    names += [n for inner in code.co_consts if isinstance(inner, types.CodeType) for n in globals_of(inner)]
+    return tuple(dict.fromkeys(names))
+
+
+def _arguments(instructions: bytes, wanted: int) -> Iterator[int]:
+    """The arguments of the instructions of one kind: two bytes each, an instruction and its argument, whose higher bytes stand in
+    instructions of their own before it. What the interpreter caches between them reads as zeros."""
+    at = -1
+    while (at := instructions.find(wanted, at + 1)) >= 0:
+        if at % 2:  # an argument that looks like it
+            continue
+        argument, shift, before = instructions[at + 1], 8, at - 2
+        while before >= 0 and instructions[before] == dis.EXTENDED_ARG:
+            argument, shift, before = argument | instructions[before + 1] << shift, shift + 8, before - 2
+        yield argument
