@@ -57,8 +57,9 @@ def main() -> None:
     asked = options.parse_args()
     config = t.LlamaConfig(hidden_size=2048, num_hidden_layers=asked.layers, intermediate_size=5632, num_attention_heads=32,
                            num_key_value_heads=8)  # fmt: skip
-    model: Any = t.LlamaForCausalLM(config)
-    model = model.eval().cuda().half()
+    with torch.device("cuda"):
+        model: Any = t.LlamaForCausalLM(config)
+    model = model.eval().half()
     prompt = torch.randint(5, 30000, (1, PROMPT), device="cuda")
     settings = replace(from_env(), tiers=asked.tiers)
     with torch.no_grad(), hotfuse.jit(model, settings=settings) as fast, hotfuse.jit(model, settings=settings) as other:
@@ -69,31 +70,16 @@ def main() -> None:
             served += [("ours, static", other, True)]
         want = one_text(model, config, prompt, asked.tokens, static=False)[0]
         for name, jit, static in served:
-            begin, slowest, first = time.perf_counter(), 0.0, 0.0
+            begin, texts = time.perf_counter(), list[str]()
             when: float | None = None
             made = generated if asked.tiers > 1 and not static else replays
             while time.perf_counter() - begin < asked.seconds and not (replays(jit) and made(jit)):
                 _, rate = one_text(jit, config, prompt, asked.tokens, static=static)
                 when = time.perf_counter() - begin if when is None and replays(jit) else when
-                first, slowest = first or rate, min(slowest or rate, rate)
+                texts.append(f"{time.perf_counter() - begin:.1f} s {rate:.0f}")
             print(f"{name}: replayed after {when} s, {replays(jit)} replays and {generated(jit)} generated kernels after "
-                  f"{time.perf_counter() - begin:.1f} s, "
-                  f"first text {first:.0f} tokens/s, slowest {slowest:.0f}", flush=True)  # fmt: skip
-        for mode in filter(None, asked.peers.split(",")):
-            contenders[f"{mode}, static"] = (torch.compile(model, mode=mode), True)
-            begin = time.perf_counter()
-            one_text(contenders[f"{mode}, static"][0], config, prompt, asked.tokens, static=True)
-            print(f"{mode}: first text after {time.perf_counter() - begin:.1f} s", flush=True)
-        rates: dict[str, list[float]] = {name: [] for name in contenders}
-        same: dict[str, float] = {}
-        for _ in range(asked.rounds):
-            for name, (run, static) in contenders.items():
-                got, rate = one_text(run, config, prompt, asked.tokens, static=static)
-                rates[name].append(rate)
-                same[name] = sum(a == b for a, b in zip(got, want, strict=True)) / len(want)
-        for name, found in rates.items():
-            print(f"{name}: {median(found):.0f} tokens/s ({', '.join(f'{r:.0f}' for r in found)}), "
-                  f"{same[name]:.0%} of the tokens as eager's", flush=True)  # fmt: skip
+                  f"{time.perf_counter() - begin:.1f} s; tokens/s: {', '.join(texts)}", flush=True)  # fmt: skip
+        print_rates(in_turns(contenders, config, prompt, asked), want)
         if asked.steps:
             for name, (run, static) in contenders.items():
                 print(f"{name}: {a_step(run, config, prompt, static=static)}", flush=True)
@@ -103,6 +89,36 @@ def main() -> None:
                   [(k["state"], k["because"][:80], k["race"]) for k in told["own_recordings"].get("kinds", ())],
                   [(p["tier"], p["counters"], p["notes"][:40]) for s in told["sites"] for p in s["plans"]])  # fmt: skip
             print(*[f"{d['at']:.1f} {d['action']}: {d['why']} {d['evidence']}"[:300] for d in told["decisions"]][-30:], sep="\n  ")
+        for mode in filter(None, asked.peers.split(",")):
+            contenders[f"{mode}, static"] = (torch.compile(model, mode=mode), True)
+            begin = time.perf_counter()
+            one_text(contenders[f"{mode}, static"][0], config, prompt, asked.tokens, static=True)
+            print(f"{mode}: first text after {time.perf_counter() - begin:.1f} s", flush=True)
+        if asked.peers:  # the eager ones have been
+            print_rates(in_turns({k: v for k, v in contenders.items() if "eager" not in k}, config, prompt, asked), want)
+
+
+Texts = dict[str, list[tuple[list[int], float]]]
+
+
+def in_turns(
+    contenders: dict[str, tuple[Callable[..., Any], bool]], config: Any, prompt: torch.Tensor, asked: argparse.Namespace
+) -> Texts:
+    """Texts of each, and tokens a second."""
+    found: Texts = {name: [] for name in contenders}
+    for _ in range(asked.rounds):
+        for name, (run, static) in contenders.items():
+            found[name].append(one_text(run, config, prompt, asked.tokens, static=static))
+    return found
+
+
+def print_rates(found: Texts, want: list[int]) -> None:
+    """One line a contender."""
+    for name, texts in found.items():
+        rates = [rate for _, rate in texts]
+        same = sum(a == b for a, b in zip(texts[-1][0], want, strict=True)) / len(want)
+        print(f"{name}: {median(rates):.0f} tokens/s ({', '.join(f'{r:.0f}' for r in rates)}), {same:.0%} of the tokens as eager's",
+              flush=True)  # fmt: skip
 
 
 def replays(jit: hotfuse.Jit) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ import torch.nn.functional as F
 from hotfuse import Settings
 from hotfuse.analysis.growth import read_anywhere
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.structure import TENSOR
 from hotfuse.compile.device.rooms import in_rooms
+from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.serve.answering import alike
 from hotfuse.runtime.serve.device_rooms import LEAST_ROWS, MOST_ROOMS, RoomedRun, roomed_library
-from hotfuse.runtime.serve.effects import held_elsewhere
+from hotfuse.runtime.serve.effects import Effects, held_elsewhere
+from hotfuse.runtime.tierup.turns import Turns
 from hotfuse.runtime.tierup.verify import disagreement
 from tests.contract.lowering import group_of
 from tests.runtime.test_own_recordings import OnCpu
@@ -60,6 +65,11 @@ def made(fn: Callable[..., Any] = step, sample: Call | None = None, *, backgroun
                      lambda: background)  # fmt: skip
 
 
+def roomed_graph(sample: Sequence[torch.Tensor], fn: Callable[..., Any] = step, rows: int = 256) -> Graph:
+    found = group_of(fn, tuple(sample), symbolic=True, constants=True)
+    return in_rooms(read_anywhere(found.graph, range(3)), rows).graph
+
+
 @pytest.fixture(autouse=True)
 def no_gradients() -> Iterator[None]:
     with torch.no_grad():
@@ -89,6 +99,43 @@ def test_every_step_is_a_replay_until_its_room_is_full_and_then_in_a_larger_one(
     assert run.counts["recorded"] == 3 and run.counts["moved_in"] == 3  # rooms of 128, 256 and 512 rows
     assert run.counts["replays"] == 3 * LEAST_ROWS - 6 and not run.refused
     assert keys.data_ptr() == right(run, torch.randn(1, 1, 16), keys, values)[1].data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
+def test_short_floats_have_attention_without_a_mask_where_it_hides_nothing(dtype: torch.dtype) -> None:
+    sample = [t.to(dtype) for t in inputs(7)]
+    run = made(sample=(sample[0], sample[1], sample[2]))
+    graph = roomed_graph(sample)
+    assert [n.op for n in graph.nodes if "attention" in n.op] == ["hotfuse.bounded_packed_attention"]
+    assert not [n.op for n in graph.nodes if n.op in ("aten.le.Tensor", "aten.expand.default")]
+    _, keys, values = (t.to(dtype) for t in inputs(5))
+    allowed = 4e-3 if dtype is torch.half else 3e-2
+    for _ in range(2 * LEAST_ROWS):
+        x = torch.randn(1, 1, 16).to(dtype)
+        got, want = run(x, keys, values), step(x.double(), keys.double(), values.double())
+        for g, w in zip(got, want, strict=True):
+            assert float((g.double() - w).abs().max() / w.abs().max()) < allowed, run.counts
+        _, keys, values = got
+    assert run.counts["replays"] > LEAST_ROWS
+
+
+def test_a_mask_that_hides_something_stays() -> None:
+    def near(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Call:
+        past = keys.shape[2]
+        new = (x @ WK.to(x.dtype)).reshape(1, 1, KV, WIDTH).transpose(1, 2)
+        keys, values = torch.cat((keys, new), 2), torch.cat((values, new), 2)
+        seen = torch.arange(past + 1) >= torch.arange(1)[:, None] + past - 3
+        return F.scaled_dot_product_attention(new, keys, values, attn_mask=seen), keys, values
+
+    sample = tuple(t.half() for t in inputs(7))
+    run = made(near, (sample[0], sample[1], sample[2]))
+    assert [n.op for n in roomed_graph(sample, near).nodes if "attention" in n.op] == ["aten.scaled_dot_product_attention.default"]
+    _, keys, values = sample
+    for _ in range(30):
+        x = torch.randn(1, 1, 16).half()
+        got, want = run(x, keys, values), near(x.double(), keys.double(), values.double())
+        assert all(torch.allclose(g.double(), w, atol=5e-3) for g, w in zip(got, want, strict=True))
+        _, keys, values = got
 
 
 def test_older_pasts_stay_and_other_continuations_of_one_are_apart(run: RoomedRun) -> None:
@@ -210,7 +257,15 @@ def test_what_reads_more_than_attention_hides_is_a_reason_not_to(name: str) -> N
 
 
 def test_every_size_is_a_number_and_no_past_is_read() -> None:
-    found = group_of(step, inputs(7), symbolic=True, constants=True)
-    graph = in_rooms(read_anywhere(found.graph, range(3)), 256).graph
+    graph = roomed_graph(inputs(7))
     assert all(isinstance(n, int) for node in graph.nodes for v in node.outs for n in v.type.shape)  # type: ignore[union-attr]
     assert not [n for n in graph.nodes if n.op == "aten.cat.default" and len(n.outs[0].type.shape) == 4]  # type: ignore[union-attr]
+
+
+def test_steps_of_a_text_make_rounds_together_and_other_calls_of_other_sizes_do_not() -> None:
+    turns = Turns()
+    for grown, ended in ((((1, 1),), True), ((), False)):
+        entry: Any = SimpleNamespace(effects=Effects(TENSOR, grown=grown))
+        rounds = [turns.took((1, alike(entry, (length,)), False), k % 2, 1.0) for k, length in enumerate(range(70, 80))]
+        assert any(r is not None for r in rounds) is ended
+    assert alike(SimpleNamespace(effects=None), (70,)) == (70,)  # pyright: ignore[reportArgumentType]

@@ -627,3 +627,15 @@ def test_calls_that_change_their_arguments_are_soon_not_looked_at() -> None:
     assert kept[0].shape == (301, 4)
     assert set(whys(log, Action.REFUSE)) == {Why.STATEFUL} and len(list(run._kinds)) <= 3  # pyright: ignore[reportPrivateUsage]
     assert run._unlooked > 0  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_first_call_that_is_of_no_kind_has_the_model_looked_through() -> None:
+    """A prompt may be one, and what continues it is of a kind."""
+    device, jobs = OnCpu(), list[Callable[[], None]]()
+    run = OwnRecordings(TorchModel(Slow(device), SETTINGS), SETTINGS, EventLog(16), jobs.append, lambda _of: device, "cpu",
+                        lambda: True)  # fmt: skip
+    negated = torch.zeros(3, 4, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    run(negated)
+    run(negated)
+    assert len(jobs) == 1

@@ -20,11 +20,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hotfuse.analysis.attention import FUSED
+from hotfuse.analysis.attention import BOUNDED, FUSED
 from hotfuse.analysis.growth import Growth, read_in_any_strides
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.device.room_bounds import TRUE, Bounds, KnownBounds, Linear
 from hotfuse.ir.dims import Dim, Sym, evaluate, expr, substitute, sym, symbols
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, output_values, unused_name, values_in
 from hotfuse.ir.types import ROW_MAJOR, DType, ScalarType, TensorType
@@ -38,7 +39,10 @@ _VIEWS = frozenset(f"aten.{n}" for n in ("unsqueeze", "squeeze", "expand", "perm
 _FILLS = frozenset(f"aten.{n}" for n in ("ones", "zeros", "full", "new_ones", "new_zeros", "new_full"))
 _NUMBERED = frozenset(f"aten.{n}" for n in ("add", "sub", "mul", "le", "lt", "ge", "gt", "eq", "ne"))
 """Take a tensor of one number where they take a number."""
+_FLASH, _EVEN, _MAX_WIDTH = (DType.F16, DType.BF16), 8, 256
+"""What the library's flash kernels take."""
 _LAST = (1 << 63) - 1
+_WRITES = "aten.index_copy_.default"
 _FEW, _MANY = 64, 4096
 """Lengths at which an expression is evaluated to tell what it is."""
 
@@ -94,6 +98,10 @@ class _RoomRewriter:
         self.count = Value(self._name("count"), TensorType(DType.I64, (), ROW_MAJOR, self.device))
         self.counted: dict[int, Value] = {0: self.count}
         self._filled: Value | None = None
+        self._bounds = KnownBounds()
+        self._ends: tuple[Value, Value] | None = None
+        self._repeated: dict[str, Value] = {}
+        """Values that repeat each head of another one several times."""
 
     def rewritten(self) -> RoomedGraph:
         grown = {g.input: k for k, g in enumerate(self.growths)}
@@ -107,7 +115,7 @@ class _RoomRewriter:
             if i in by_node:
                 g, (_, new) = self.growths[by_node[i]], _joined(node)
                 made = Value(node.outs[0].name, rooms[by_node[i]].type)
-                self._emit(replace(node, op="aten.index_copy_.default", attrs=(), outs=(made,),
+                self._emit(replace(node, op=_WRITES, attrs=(), outs=(made,),
                                    args=(rooms[by_node[i]], g.dim, places, self._value(new))))  # fmt: skip
             else:
                 self._node(node)
@@ -120,7 +128,8 @@ class _RoomRewriter:
         for v in outputs:
             if v.name not in names and self._long(v) is not None:
                 raise not_in_rooms(f"the result %{v.name} is as long as what grows")
-        made = Graph(f"{self.graph.name}_in_rooms", (*inputs, *rooms, self.count), self.graph.params, tuple(self.nodes), kept)
+        nodes = _read(self.nodes, {v.name for v in kept})
+        made = Graph(f"{self.graph.name}_in_rooms", (*inputs, *rooms, self.count), self.graph.params, nodes, kept)
         return RoomedGraph(made, self.capacity, self.growths, self.rows, given, long, results)
 
     # --- sizes -----------------------------------------------------------------------------------
@@ -214,6 +223,7 @@ class _RoomRewriter:
                     raise not_in_rooms(f"{node.op} gives a number that is no size")
                 self.counts[v.name] = v.type.expr
             return
+        self._note(node)
         long = [self._long(v) for v in node.ins]
         made = [self._long(v) for v in node.outs]
         counted = any(v.name in self.counts for v in node.ins)
@@ -278,6 +288,24 @@ class _RoomRewriter:
         self._same(node, (out,))
         if source.name in self.positions:
             self.positions.add(out.name)
+        self._repeats_heads(node, source, out)
+
+    def _repeats_heads(self, node: Node, source: Value, out: Value) -> None:
+        """reshape(expand(unsqueeze(x, 2))) of [texts, heads, rows, width]: every head several times, one behind the other."""
+        was, now = _dims(source), _dims(out)
+        match packet(node.op):
+            case "aten.unsqueeze" if len(was) == 4 and now[:2] == was[:2] and now[2] == 1 and now[3:] == was[2:]:
+                self._repeated[out.name] = source
+            case "aten.expand" if len(was) == 5 and was[2] == 1 and (*now[:2], *now[3:]) == (*was[:2], *was[3:]):
+                self._repeats(source, out)
+            case "aten.reshape" | "aten.view" if len(was) == 5 and now == (was[0], _product(was[1:3]), *was[3:]):
+                self._repeats(source, out)
+            case _:
+                pass
+
+    def _repeats(self, source: Value, out: Value) -> None:
+        if source.name in self._repeated:
+            self._repeated[out.name] = self._repeated[source.name]
 
     def _slice(self, node: Node) -> None:
         source, dim = node.ins[0], argument(node, "dim", 0)
@@ -352,11 +380,65 @@ class _RoomRewriter:
             raise not_in_rooms("attention with a mask that is no tensor")
         if mask is not None and self._long(mask) != len(mask.type.shape) - 1:  # pyright: ignore - a tensor, as seen above
             raise not_in_rooms("attention with a mask that is not as long as its keys")
-        shown = self._shown(mask if isinstance(mask, Value) else None, ranks[1])
-        rest = tuple((k, self._arg(a)) for k, a in node.attrs if k in ("scale", "enable_gqa"))
+        seen = (self._value(query), self._value(key), self._value(value))
+        if (mask is None or self._bounds.of(mask) == TRUE) and self._unmasked(node, *seen):
+            return
+        shown = self._shown(mask, ranks[1])
+        rest: tuple[tuple[str, Arg], ...] = (("scale", argument(node, "scale")),)
+        rest += (("enable_gqa", True),) if argument(node, "enable_gqa", default=False) is True else ()
         out = self._retyped(node.outs[0])
-        args = (self._value(query), self._value(key), self._value(value), shown)
-        self._emit(replace(node, outs=(out,), args=args, attrs=rest))
+        self._emit(replace(node, outs=(out,), args=(*seen, shown), attrs=rest))
+
+    def _unmasked(self, node: Node, query: Value, key: Value, value: Value) -> bool:
+        """Attention of one text that looks at all that is filled, in the library's flash kernels: they take lengths as they lie on
+        the device, and each head of keys for several of queries. False where they do not have it."""
+        key, value = self._repeated.get(key.name, key), self._repeated.get(value.name, value)
+        types = [v.type for v in (query, key, value) if isinstance(v.type, TensorType) and len(v.type.shape) == 4]
+        if len(types) != 3 or {t.dtype for t in types} - set(_FLASH) or len({t.dtype for t in types}) != 1:
+            return False
+        (texts, heads, rows, width), (_, kv, _, _), (_, _, _, wide) = (_dims(v) for v in (query, key, value))
+        if texts != 1 or wide != width or not isinstance(width, int) or width % _EVEN or width > _MAX_WIDTH:
+            return False
+        if not isinstance(heads, int) or not isinstance(kv, int) or not isinstance(rows, int) or heads % kv:
+            return False
+        dtype = types[0].dtype
+        flat: list[Value] = []
+        for v, n, h in ((query, rows, heads), (key, self.capacity, kv), (value, self.capacity, kv)):
+            one = self._new("one", "aten.select.int", (v, 0, 0), dtype, (h, n, width))
+            flat.append(self._new("flat", "aten.transpose.int", (one, 0, 1), dtype, (n, h, width)))
+        args = (*flat, *self._lengths(rows), argument(node, "scale"), self.capacity, False)
+        seen = self._new("seen", BOUNDED, args, dtype, (rows, heads, width))
+        text = self._new("text", "aten.unsqueeze.default", (seen, 0), dtype, (1, rows, heads, width))
+        self._emit(replace(node, op="aten.transpose.int", args=(text, 1, 2), attrs=(), outs=(self._retyped(node.outs[0]),)))
+        return True
+
+    def _lengths(self, rows: int) -> tuple[Value, Value]:
+        """Where the queries of one text begin and end, and its keys."""
+        if self._ends is None:
+            ends: list[Value] = []
+            for last in (rows, self._counted(self.rows)):
+                places = self._new("ends", "aten.mul.Tensor", (self._arange(2), last), DType.I64, (2,))
+                ends.append(self._new("ends", "aten.to.dtype", (places, DType.I32), DType.I32, (2,)))
+            self._ends = ends[0], ends[1]
+        return self._ends
+
+    def _note(self, node: Node) -> None:
+        """What is known of a node before it is rewritten."""
+        if len(node.outs) != 1:
+            return
+        if packet(node.op) == "aten.arange" and argument(node, "step", 1) == 1:
+            first, last = (self._linear(argument(node, name, 0)) for name in ("start", "end"))
+            if first is not None and last is not None:
+                self._bounds.note(node, Bounds(first, (last[0], last[1] - 1)))
+            return
+        self._bounds.note(node, added=self._linear(argument(node, "other")) if packet(node.op) == "aten.add" else None)
+
+    def _linear(self, a: Arg) -> Linear | None:
+        d = self._expr(a)
+        if d is None:
+            return None
+        offset = self._offset(d)
+        return (1, offset) if offset is not None else (0, d) if isinstance(d, int) else None
 
     def _shown(self, mask: Value | None, rank: int) -> Value:
         """A mask that hides what is not filled as well."""
@@ -434,6 +516,20 @@ class _RoomRewriter:
         """The node on what its operands have become."""
         attrs = tuple((k, self._arg(a)) for k, a in node.attrs)
         self._emit(replace(node, outs=outs, args=tuple(map(self._arg, node.args)), attrs=attrs))
+
+
+def _read(nodes: Sequence[Node], wanted: set[str]) -> tuple[Node, ...]:
+    """Those that write rooms, or that somebody reads: masks that hide nothing and repeated heads are not."""
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if node.op == _WRITES or any(v.name in wanted for v in node.outs):
+            wanted |= {v.name for v in node.ins}
+            kept.append(node)
+    return tuple(reversed(kept))
+
+
+def _product(dims: Sequence[Dim]) -> int:
+    return math.prod(n for n in dims if isinstance(n, int))
 
 
 def _dims(v: Value) -> tuple[Dim, ...]:

@@ -28,6 +28,13 @@ class Turn:
     """None: the model's own code."""
 
 
+def alike(entry: Entry, signature: Signature) -> Signature:
+    """Sizes of calls that make rounds together. Where a cache grows no call has the sizes of another one, so none of a text would
+    ever end a round: lengths that are as long but for a factor of two count as one."""
+    grows = entry.effects is not None and entry.effects.grown
+    return tuple(n.bit_length() for n in signature) if grows else signature
+
+
 def turn_of(entry: Entry, plan: Plan, signature: Signature, leaves: Sequence[torch.Tensor], *, grad: bool) -> Turn | None:
     """The turn that a call is, if any, which may want gradients: a race on live calls goes before the audit of what serves. While
     background work computes beside, calls are no evidence of anything.
@@ -37,13 +44,13 @@ def turn_of(entry: Entry, plan: Plan, signature: Signature, leaves: Sequence[tor
     if (contest := entry.contest) is not None:
         if not contest.takes(plan, signature, leaves):
             return None
-        key = (threading.get_ident(), signature, grad)
+        key = (threading.get_ident(), alike(entry, signature), grad)
         side = contest.turn(key)
         return Turn(contest, key, side, contest.answers(side))
     audit = entry.audit_of(plan, signature)
     if audit is None or entry.calls < audit.at:
         return None
-    key = (threading.get_ident(), signature, grad)
+    key = (threading.get_ident(), alike(entry, signature), grad)
     if not audit.due(entry.calls, key):
         return None
     side = audit.turn(key)

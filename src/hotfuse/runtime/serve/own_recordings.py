@@ -132,6 +132,8 @@ class OwnRecordings:
             return self._call(*args, **kwargs)
         entered = time.perf_counter()
         call = self._kinds.meet(args, kwargs)
+        if call is None and not self._asked and any(_is_on(self._device_kind, a) for a in (*args, *kwargs.values())):
+            self._ask_for_guard()  # a prompt may be of no kind that is recorded, and what continues it be of one
         try:
             return self._answered(call, args, kwargs, entered)
         except torch.OutOfMemoryError:
@@ -249,9 +251,7 @@ class OwnRecordings:
         if kind.of is not None and kind.of.places > MOST_PLACES:
             self._refuse(kind, Why.STATEFUL, "it writes its arguments, which lie elsewhere in every call")
             return self._call(*call.args, **call.kwargs)
-        if not self._asked:  # in the first call already: what is captured of it takes the background for seconds
-            self._asked = True
-            self._in_background(self._watch)
+        self._ask_for_guard()
         if self._kinds.first_of(call):
             return self._first_of_a_structure(call)
         late = self._spent > AT_ONCE_S + SHARE * (self._clock() - self._begin)
@@ -268,6 +268,12 @@ class OwnRecordings:
             return self._record(call, device)
         finally:
             self._lock.release()
+
+    def _ask_for_guard(self) -> None:
+        """In the first call already: what is captured of it takes the background for seconds."""
+        if not self._asked:
+            self._asked = True
+            self._in_background(self._watch)
 
     def _first_of_a_structure(self, call: OwnCall) -> Any:
         """A cache that grows has other sizes in every call, so none of them would ever recur."""
@@ -520,6 +526,10 @@ def recorded_own_code(
 
     return OwnRecordings(model, settings, log, in_background, device, "cuda", torch.cuda.is_initialized,
                          disturbed=lambda: background_priority.at_work)  # fmt: skip
+
+
+def _is_on(kind: str, a: Any) -> bool:
+    return isinstance(a, torch.Tensor) and a.device.type == kind
 
 
 _ALL: weakref.WeakSet[OwnRecordings] = weakref.WeakSet()
