@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("case", nargs="*", help=f"of {', '.join(known)}; all of them without")
     parser.add_argument("--quick", action="store_true", help="small models")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--contenders", help="of the case, besides eager, with commas; all of them without")
+    parser.add_argument("--contenders", help="of padding, besides eager, or strategies of flips, with commas; all of them without")
     parser.add_argument("--shares", help="of real tokens (padding), with commas")
     parser.add_argument("--json", type=Path, help="write every row there")
     args = parser.parse_args()
@@ -46,8 +46,8 @@ def main() -> int:
         chosen["contenders"] = args.contenders.split(",")
     if args.shares:
         chosen["shares"] = [float(s) for s in args.shares.split(",")]
-    if chosen and args.case != ["padding"]:
-        parser.error("--contenders and --shares are of padding")
+    if chosen and args.case != ["padding"] and (args.case != ["flips"] or args.shares):
+        parser.error("--contenders are of padding and flips, --shares of padding")
     torch.set_num_threads(args.threads)
     found: dict[str, list[dict[str, Any]]] = {}
     for name in args.case or known:
