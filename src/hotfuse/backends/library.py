@@ -14,12 +14,13 @@ from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.ops import control, one_step
 from hotfuse.ops.control import ScanAxes, Stacked
+from hotfuse.ops.own.assume import ASSERTIONS, ASSUME, asserted, assumed
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype
 
-FASTER: dict[str, Callable[..., Any]] = {"aten.lstm.input": one_step.lstm}
-"""Operators that are called in another way, which gives the same to the last few bits."""
+FASTER: dict[str, Callable[..., Any]] = {"aten.lstm.input": one_step.lstm, ASSUME: assumed, **dict.fromkeys(ASSERTIONS, asserted)}
+"""Operators that are called in another way, which gives the same to the last few bits, and those whose faults are the call's."""
 
 
 class LibraryBackend:

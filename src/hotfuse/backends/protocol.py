@@ -430,8 +430,11 @@ class KernelBackend(Backend, Protocol):
         """The code that drives a run of kernels; in a worker."""
         ...
 
-    def load_run(self, code: RunCode, table: Sequence[int], keep: Sequence[Any], fallback: Run) -> LoadedRun:
-        """Link a run; `table` has the values of its words, `fallback` answers what native code does not."""
+    def load_run(
+        self, code: RunCode, table: Sequence[int], keep: Sequence[Any], fallback: Run, *, assumes: bool = False
+    ) -> LoadedRun:
+        """Link a run; `table` has the values of its words, `fallback` answers what native code does not; a fault of a run that
+        `assumes` something says that the call is none for it, and is raised at once."""
         ...
 
     def text(self, stage: str, kernel: Kernel) -> str:

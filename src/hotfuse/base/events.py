@@ -41,6 +41,8 @@ class Why(StrEnum):
     TIMEOUT = "the capture took too long"
     RANDOM = "the model draws random numbers"
     STATEFUL = "the model changes its own state"
+    READS_DATA = "its code reads tensor data: the way that calls take is recorded, and followed"
+    OTHER_PATH = "calls take another way through code that reads their data"
     SIDE_EFFECT = "the model's code does more than compute, which a graph would leave out"
     WEIGHTS_CHANGED = "a parameter or buffer changed"
     WEIGHTS_WRITTEN_UNSEEN = "a weight was written behind torch's back, which is noticed late"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.paths.reads import Path
 from hotfuse.frontends.ship import TensorInfo
 from hotfuse.ir.graph import Graph
 from hotfuse.ops.torch_dtypes import named_dtype
@@ -63,6 +64,9 @@ class CallSpec:
     """Dims (input, dim) that are open but have one size in every call."""
     across: bool = False
     """Some dims are open because calls of earlier processes had other sizes there; calls of no one process did."""
+    paths: tuple[Path, ...] | None = None
+    """What the model's Python read of its tensors in this call and in others that took another way, for tracing to follow (decision
+    160); None where nobody looked."""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -80,6 +84,7 @@ class CallSpec:
         """Whether a capture for this call is one for another."""
         return (
             self.grad_mode == other.grad_mode
+            and (other.paths is None or self.paths == other.paths)
             and len(self.inputs) == len(other.inputs)
             and all(t.takes(o) for t, o in zip(self.inputs, other.inputs, strict=True))
         )
@@ -134,6 +139,8 @@ class Captured:
     """Random numbers that the model draws and nobody reads: the generator moves on all the same."""
     warned: tuple[Warned, ...] = ()
     """Warnings that every call gives."""
+    paths: int = 0
+    """Ways through code that reads its data which the graph has; 0 where no data decide."""
     logged: tuple[tuple[str, int], ...] = ()
     """Loggers by name and levels at which the model's code logs: a graph does not, so it serves while they let nothing through."""
 

@@ -12,17 +12,24 @@ from __future__ import annotations
 import traceback
 import types
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
 from hotfuse.base.state import contents, take_after
 from hotfuse.base.structure import Spec, StructureBuilder
 from hotfuse.frontends.assumptions import assumptions, input_symbols
@@ -33,20 +40,34 @@ from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.made_of import hold
 from hotfuse.frontends.nested import without_nested_tensors
 from hotfuse.frontends.packed_sequences import over_padded_sequences, padded
+from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
+from hotfuse.frontends.paths.join import joined
+from hotfuse.frontends.paths.reads import Path as DataPath
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.frontends.side_effects import Observed, observed
 from hotfuse.frontends.tracing import grad_mode_asked
 
 
+class Given:
+    """What a traced call gave; export puts attributes of modules back, and knows nothing of this one's."""
+
+    spec: Spec | None = None
+    """How what it gives and changes is nested."""
+    marked: frozenset[str] = frozenset()
+    """Symbols of which everything that was asked is marked."""
+
+
 class Flat(nn.Module):
     """The user's model with flat tensors in and flat leaves out."""
 
-    def __init__(self, target: Any, spec: Spec, equal: tuple[tuple[tuple[int, int], ...], ...], seen: Observed) -> None:
+    def __init__(self, target: Any, spec: Spec, call: CallSpec, path: DataPath | None, seen: Observed) -> None:
         super().__init__()
+        self._path = path
+        self.given = Given()
         self.seen = seen
         self.target = _as_forward(target)
         self._spec = spec
-        self._equal = equal
+        self._equal = call.equal
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         """Put the call together, make it, take apart what it gives and what it changes."""
@@ -57,9 +78,14 @@ class Flat(nn.Module):
         args, kwargs = builder.build(self._spec)
         holders = tuple(builder.holders)
         before = [contents(h) for h in holders]
-        with self.seen.call(self.target):
+        reads = AssumedReads(self._path, tensors) if self._path is not None else None
+        with self.seen.call(self.target), reads or nullcontext():
             result = self.target(*args, **kwargs)
-        return tuple(take_after(result, holders, before).leaves)
+        after = take_after(result, holders, before)
+        self.given.spec = after.spec
+        if reads is not None:
+            self.given.marked = reads.finish()
+        return tuple(after.leaves)
 
 
 class _Method(nn.Module):
@@ -113,16 +139,29 @@ def capture(
 ) -> Captured:
     """Export `target` for calls that look like `call`; raises CaptureError with the user's line.
 
-    `twins` are what stands for each of the tensors while tracing, where that is something else.
+    `twins` are what stands for each of the tensors while tracing, where that is something else. Where the model's code reads its
+    data, each way that calls took through it is traced.
     """
+    if call.paths is None:
+        return _traced(target, spec, tensors, call, None, mode, twins)[0]
+    return joined([_traced(target, spec, tensors, call, path, mode, twins) for path in call.paths])
+
+
+def _traced(
+    target: Any, spec: Spec, tensors: Sequence[torch.Tensor], call: CallSpec, path: DataPath | None, mode: FakeTensorMode,
+    twins: Sequence[torch.Tensor],
+) -> tuple[Captured, Spec]:
+    """Along one path, which is marked in the graph; and how what it gives is nested."""
     with mode:
         args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in call.inputs)
     auto = torch.export.Dim.AUTO
     dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in call.inputs)
     with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked, observed() as seen, padded():
-        flat = Flat(target, spec, call.equal, seen)
+        flat = Flat(target, spec, call, path, seen)
         program = _export(flat, args, dynamic)
     seen.refuse()
+    if path is not None:
+        without_assertions(program.graph_module.graph, flat.given.marked)
     numbers = {_memory(t): i for each in (tensors, twins) for i, t in enumerate(each)}
     roles: list[PlaceholderRole] = []
     shared: dict[str, int] = {}
@@ -142,7 +181,7 @@ def capture(
     done = to_graph(program.graph_module, roles, strip_prefix="target", writable=True)
     used = {p.key for p in done.graph.params}
     guards = assumptions(_shape_env(program), input_symbols(done.graph))
-    return Captured(
+    captured = Captured(
         replace(done.graph, guards=guards),
         {k: n for k, n in shared.items() if k in used},
         {k: c for k, c in constants.items() if k in used},
@@ -153,12 +192,15 @@ def capture(
         warned=tuple(seen.warned),
         logged=tuple(seen.logged),
     )
+    assert flat.given.spec is not None
+    return captured, flat.given.spec
 
 
 def _export(flat: Flat, args: tuple[torch.Tensor, ...], dynamic: tuple[dict[int, Any], ...]) -> Any:
     try:
         shapes = {"tensors": dynamic} if args else None  # a function of nothing has no name to give shapes to
-        return torch.export.export(flat, args, dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(flat, args, dynamic_shapes=shapes, strict=False)
+        return program.run_decompositions({}) if _maps(program) else program
     except CaptureError:
         flat.seen.refuse()
         raise
@@ -168,7 +210,24 @@ def _export(flat: Flat, args: tuple[torch.Tensor, ...], dynamic: tuple[dict[int,
         raise CaptureError(
             "the model cannot be captured", where=_user_line(e), because=f"{type(e).__name__}: {first[:300]}",
             hint="it keeps running as it is; avoid branches on tensor values for a graph",
+            why=Why.READS_DATA if _reads_data(e) else Why.NOT_CAPTURABLE,
         ) from e
+
+
+def _maps(program: Any) -> bool:
+    """Whether a graph has `torch.vmap` in it, which is traced as what begins and ends it; without decompositions of its own export
+    writes the operators down that it comes to, and leaves others whole."""
+    calls = (n.target for n in program.graph.nodes if n.op == "call_function")
+    return any(getattr(t, "__module__", "") == "torch._functorch.predispatch" for t in calls)
+
+
+def _reads_data(e: BaseException | None) -> bool:
+    """Whether tracing ended where the model's code asks for what data decide."""
+    while e is not None:
+        if isinstance(e, GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException):
+            return True
+        e = e.__cause__ or e.__context__
+    return False
 
 
 _TORCH = str(Path(torch.__file__).parent)

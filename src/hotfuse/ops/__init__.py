@@ -17,9 +17,10 @@ from hotfuse.ops import (
     reduce,
     sym,
 )
-from hotfuse.ops.own import experts
+from hotfuse.ops.own import assume, experts
 
 __all__ = [
+    "assume",
     "attention",
     "contract",
     "conv",

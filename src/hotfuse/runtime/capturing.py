@@ -22,10 +22,12 @@ from hotfuse.base.events import Action, Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
+from hotfuse.frontends.paths.reads import Path, RecordedReads, TooManyReads
 from hotfuse.ir.graph import Graph
 from hotfuse.machine import team
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
+from hotfuse.ops.own.assume import OtherPath
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.observe.repeats import InputRepeats
 from hotfuse.runtime.plan import Plan
@@ -36,6 +38,7 @@ from hotfuse.runtime.serve.check import failed
 from hotfuse.runtime.serve.effects import Before, effects_of
 from hotfuse.runtime.serve.gradients import Gradients, opens_graph, requires
 from hotfuse.runtime.serve.guards import compile_signature
+from hotfuse.runtime.serve.other_paths import PathBalance
 from hotfuse.runtime.site import CallGroup, Entry, Site, specs_of
 from hotfuse.runtime.tally import ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile, Weights, versions_of
@@ -55,6 +58,9 @@ PASSING = (Why.WORKER_DIED, Why.MODEL_CHANGED)
 """Reasons that say nothing of the graph that was asked for."""
 MAX_RAISED = 16
 """Calls of one kind that raised when they were to be captured, after which sizes that did so are not looked at again."""
+
+MAX_PATHS, MAX_FOLLOWED = 6, 12
+"""Ways through code that reads its data which one graph has at most, and captures of one kind of call for further ones."""
 
 RESTING_CALLS = 15
 """Calls between two looks at a site of which nothing can be captured, or nothing new is seen while that is done: a look costs some
@@ -79,6 +85,8 @@ class CallSample:
     """Which of its group's calls it was."""
     threads: int = 0
     """Threads of torch's that it was served with."""
+    path: Path | None = None
+    """What the model's Python read of its tensors, where that was recorded."""
 
 
 class Capturer:
@@ -146,9 +154,14 @@ class Capturer:
             self._background.begin()
             self._background.go_on(lambda: recalled.extend(self._recalled(site, group, inputs, grad_mode=grad_mode)), capture=True)
         watched = Before(args, kwargs, leaves)
+        reads = RecordedReads() if group.follows else None
         begin = time.perf_counter()
         try:
-            result = self._own_code(*args, **kwargs)
+            if reads is None:
+                result = self._own_code(*args, **kwargs)
+            else:
+                with reads:
+                    result = self._model.call(*args, **kwargs)
         except BaseException:
             with self._plans.lock:  # that call was not one to capture; the next of its sizes may be
                 group.raised += 1
@@ -167,7 +180,11 @@ class Capturer:
         if not grad_mode and opens_graph(after.leaves, leaves):
             return self._left_alone(group, Why.GRAD_MODE, OPENS_GRAPH, result)
         copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in after.leaves]
-        sample = CallSample(inputs, copies, after.spec, watched.written(inputs), seconds, number, team.threads())
+        try:
+            read = reads.taken() if reads is not None else None
+        except TooManyReads as e:
+            return self._left_alone(group, Why.READS_DATA, str(e), result)
+        sample = CallSample(inputs, copies, after.spec, watched.written(inputs), seconds, number, team.threads(), read)
 
         def job() -> None:
             try:
@@ -178,6 +195,29 @@ class Capturer:
                     site.resting = 0
 
         self._background.go_on(job, capture=True)
+        return result
+
+    def other_path(
+        self, site: Site, entry: Entry, balance: PathBalance, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        counts: ThreadCounts,
+    ) -> Any:  # fmt: skip
+        """Answer a call that takes a way which its graph does not have. Where such calls are many, the way is followed, too; where
+        they cost more than the others save, the graph rests."""
+        self._log.count("other_paths")
+        group = site.group(leaves, self._settings.max_entries)
+        if group is not None and not group.pending and group.followed < MAX_FOLLOWED and balance.wants_another(entry.calls):
+            with self._plans.lock:
+                group.followed += 1
+                group.follows, group.paths = True, balance.paths
+                group.tried.discard(tuple(tuple(t.shape) for t in leaves))
+        begin = time.perf_counter()
+        result = self.own_code(site.spec, leaves, args, kwargs, counts)
+        own_s = time.perf_counter() - begin
+        rest = balance.miss(entry.calls, own_s, entry.seconds / entry.heat if entry.heat else own_s / 2)
+        if rest:
+            if balance.rested == rest:
+                self._log.decide(Action.KEEP, Why.OTHER_PATH, self._model.name, missed=balance.missed, calls=entry.calls)
+            site.resting = rest
         return result
 
     def _rest(self, spec: Spec) -> None:
@@ -377,6 +417,8 @@ class Capturer:
                         group.note_other_processes(call, others)
             with self._plans.lock:
                 call, varied = self._call_of(group, sample.inputs, grad_mode=grad_mode)
+                further, group.paths = group.paths, ()
+                call = replace(call, paths=_paths(further, sample.path))
                 self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
                                  dynamic=str([sorted(v) for v in varied]))
             if recalled is not None and not recalled.holds(call, self._plans.generation):
@@ -387,7 +429,12 @@ class Capturer:
             dynamic = any(s.dynamic for s in call.inputs)
             evidence = {"what": e.what, "where": e.where, "because": e.because}
             self._log.decide(Action.REFUSE, e.why, self._model.name, dynamic=dynamic, **evidence)
-            if dynamic:  # dims that cannot vary together may still be captured one shape at a time
+            if call.paths is not None and len(call.paths) > 1:  # a further way cannot be had; what serves goes on
+                group.followed = MAX_FOLLOWED
+            elif e.why in (Why.READS_DATA, Why.OTHER_PATH) and not group.follows:  # the next such call shows which way to follow
+                group.follows = True
+                group.tried.discard(tuple(s.shape for s in call.inputs))
+            elif dynamic:  # dims that cannot vary together may still be captured one shape at a time
                 for varied in group.varied:
                     varied.clear()
                 group.first = call.shapes
@@ -424,9 +471,12 @@ class Capturer:
         if (wrong := failed(facts, sample.inputs)) is not None:
             raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
         expected = [*sample.outputs, *(sample.written.get(i, sample.inputs[i]) for i in done.captured.written)]
-        shown = None if recalled is None else self._gives(recalled.proven, sample, expected)
-        if shown is None:
-            self._compare(plan, done, sample, expected, lull)
+        try:
+            shown = None if recalled is None else self._gives(recalled.proven, sample, expected)
+            if shown is None:
+                self._compare(plan, done, sample, expected, lull)
+        except OtherPath as e:  # an earlier process followed another one
+            raise CaptureError("the captured graph is for calls that take another way", because=e.what, why=Why.OTHER_PATH) from e
         effects = effects_of(sample.out_spec, done.captured)
         result_spec = sample.out_spec.children[0]
         bare = effects is None and (result_spec is TENSOR or result_spec is NUMBER)
@@ -441,6 +491,7 @@ class Capturer:
             (usual(call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key), done.captured.notes,
         )
         entry.effects = effects
+        entry.balance = PathBalance(done.captured.paths, call.paths or ()) if done.captured.paths else None
         entry.repeats = InputRepeats(len(graph.inputs) if self._settings.watch else 0)
         entry.not_audited, entry.allowed = why_not(self._settings), SLOWER if self._settings.objective == "memory" else 1.0
         waited = group.noted - site.resting - sample.number
@@ -460,6 +511,8 @@ class Capturer:
                 else:
                     self._plans.demote_all()  # their copies of weights are older than what the new watch takes as given
             self._plans.watch_with(done.watch)
+            if call.paths is not None:
+                self._followed(site, entry)
             site.admit(entry)
             group.noted, site.resting = group.noted - site.resting, 0
             self._plans.let_go()
@@ -476,6 +529,13 @@ class Capturer:
                         partitions=len(plan.artifacts))
         if self.admitted is not None:
             self.admitted(site, entry, sample.threads, recalled)
+
+    def _followed(self, site: Site, entry: Entry) -> None:
+        """A graph takes the place of one that had fewer ways."""
+        same = [e for e in site.entries if e.balance is not None and (e.facts, e.grad_mode) == (entry.facts, entry.grad_mode)]
+        for older in same:
+            site.remove(older)
+            self._plans.call_sampler.forget(older.key)
 
     def _gives(self, better: Plan | None, sample: CallSample, expected: Sequence[Any]) -> tuple[float, float] | None:
         """Seconds of the model's own code and of a plan of an earlier process that gives the same answer; None where it does not:
@@ -512,6 +572,13 @@ class Capturer:
         with self._plans.lock:
             if not any(site.entries for site in self._plans.sites.values()):
                 self._plans.watch_with(watch)
+
+
+def _paths(others: tuple[Path, ...], taken: Path | None) -> tuple[Path, ...] | None:
+    """The ways that a capture is to follow: the one that this call took, and those that others did before."""
+    if taken is None:
+        return None
+    return (taken, *[p for p in others if p != taken][: MAX_PATHS - 1])
 
 
 def _just_deployed(site: Site, leaves: Sequence[torch.Tensor]) -> bool:

@@ -313,7 +313,10 @@ class Engine:
     ) -> Any:
         """A plan raised: the model's own code answers. Where that raises too, or an index pointed nowhere, the call is to blame."""
         site, entry, plan, error = failed
+        strayed = entry.balance  # sizes that data decide may be other ones as well, on which operators raise what they will
         try:
+            if strayed is not None:
+                return self._capturer.other_path(site, entry, strayed, leaves, args, kwargs, counts)
             result = self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
         except Exception:
             self.log.count("call_faults")
@@ -508,7 +511,9 @@ class Engine:
 
     def limits(self) -> list[str]:
         """What keeps kinds of calls in the model's own code though nothing is wrong with them."""
-        return self._capturer.limits() + self.plans.changes_itself()
+        entries = [e for s in list(self.sites.values()) for e in s.entries if e.balance is not None]
+        strayed = [text for e in entries if e.balance is not None and (text := e.balance.text(e.calls))]
+        return self._capturer.limits() + self.plans.changes_itself() + strayed
 
     def _failed(self, error: Exception) -> None:
         """A job of the background raised; what it was for is not there, and serving goes on."""

@@ -20,6 +20,7 @@ from hotfuse.analysis.call_facts import Facts, fact_text, sized
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, TensorSpec
+from hotfuse.frontends.paths.reads import Path
 from hotfuse.profile.agent import Sampler
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
@@ -29,6 +30,7 @@ from hotfuse.runtime.samples import CallSamples, Signature
 from hotfuse.runtime.serve.dispatch import Case, InlineCache, Job
 from hotfuse.runtime.serve.effects import Effects
 from hotfuse.runtime.serve.gradients import GradientLink, Pattern
+from hotfuse.runtime.serve.other_paths import PathBalance
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.bets import BranchBet
 from hotfuse.runtime.tierup.contest import PlanContest
@@ -152,6 +154,8 @@ class Entry:
     """Why not, where that is so."""
     allowed: float = 1.0
     """How many times as long as what it replaced a plan may take: more than once where memory is what counts."""
+    balance: PathBalance | None = None
+    """Of a graph that has some ways through code which reads its data: what calls that took others cost."""
     callers: Callers = field(default_factory=Callers)
     won: dict[AttemptKey, WonRace] = field(default_factory=dict[AttemptKey, "WonRace"])
     """What specializations saved in the race before they were deployed."""
@@ -246,6 +250,12 @@ class CallGroup:
     """Calls in a row that were looked at and had sizes that are known."""
     alike: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """By tensor and dim a number; dims whose sizes were equal in every call have the same one."""
+    follows: bool = False
+    """The model's code reads tensor data: what it reads is recorded in calls that are captured."""
+    paths: tuple[Path, ...] = ()
+    """Ways that a graph has which calls stray from: the next one that is captured is to have them, too."""
+    followed: int = 0
+    """Captures for further ones."""
     across: tuple[frozenset[int], ...] = ()
     """Dims in which calls of earlier processes had other sizes."""
 

@@ -119,7 +119,9 @@ class InterpreterBackend(KernelBackend):
         """Never asked for."""
         raise InternalError("a run cannot be interpreted", because=ONE_BY_ONE)
 
-    def load_run(self, code: RunCode, table: Sequence[int], keep: Sequence[Any], fallback: Run) -> LoadedRun:
+    def load_run(
+        self, code: RunCode, table: Sequence[int], keep: Sequence[Any], fallback: Run, *, assumes: bool = False
+    ) -> LoadedRun:
         """Never asked for."""
         raise InternalError("a run cannot be interpreted", because=ONE_BY_ONE)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from hotfuse.backends.llvm import native
-from hotfuse.backends.llvm.runs import bound, enter, group
+from hotfuse.backends.llvm.runs import bound, enter, faults, group
 from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.runs.symbols import BODY, LAYOUT, TEAM_TIMES
 from hotfuse.backends.llvm.threads import parallel
@@ -97,8 +97,11 @@ class LlvmBackend(HostBackend):
 
         return jit.compile_object(emit_driver(run, host()), host()).code
 
-    def load_run(self, code: RunCode, table: Sequence[int], keep: Sequence[Any], fallback: Run) -> enter.NativeRun:
+    def load_run(
+        self, code: RunCode, table: Sequence[int], keep: Sequence[Any], fallback: Run, *, assumes: bool = False
+    ) -> enter.NativeRun:
         """Link the driver."""
+        fallback = faults.not_after_faults(fallback) if assumes else fallback
         driver = jit.load_object(code.code, [BODY, LAYOUT, TEAM_TIMES], parallel.runtime().symbols)
         return enter.NativeRun(code, driver, table, keep, fallback)
 

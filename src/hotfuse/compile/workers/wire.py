@@ -22,6 +22,7 @@ from hotfuse.frontends.captured import (
     info_from,
     info_header,
 )
+from hotfuse.frontends.paths.reads import reads_from_json, reads_to_json
 from hotfuse.ir.text import parse, show
 from hotfuse.ops.torch_dtypes import named_dtype
 
@@ -66,7 +67,8 @@ def call_to_json(call: CallSpec) -> dict[str, Any]:
          "dynamic": sorted(s.dynamic)}
         for s in call.inputs
     ]
-    return {"inputs": inputs, "grad_mode": call.grad_mode, "equal": call.equal, "across": call.across}
+    data = {"inputs": inputs, "grad_mode": call.grad_mode, "equal": call.equal, "across": call.across}
+    return data if call.paths is None else {**data, "paths": [reads_to_json(p) for p in call.paths]}
 
 
 def call_from_json(data: dict[str, Any]) -> CallSpec:
@@ -76,7 +78,8 @@ def call_from_json(data: dict[str, Any]) -> CallSpec:
         for s in data["inputs"]
     )
     equal = tuple(tuple((i, d) for i, d in dims) for dims in data["equal"])
-    return CallSpec(inputs, bool(data["grad_mode"]), equal, bool(data.get("across", False)))
+    paths = tuple(map(reads_from_json, data["paths"])) if data.get("paths") is not None else None
+    return CallSpec(inputs, bool(data["grad_mode"]), equal, bool(data.get("across", False)), paths)
 
 
 def answer_to_message(done: Captured) -> Message:
@@ -86,6 +89,7 @@ def answer_to_message(done: Captured) -> Message:
         "notes": done.notes, "written": done.written, "returned": done.returned,
         "draws": [(d.op, d.shape, dtype_name(d.dtype)) for d in done.draws],
         "warned": [(w.text, w.category, w.filename, w.lineno, w.module) for w in done.warned], "logged": done.logged,
+        "paths": done.paths,
         "constants": {k: info_header(c) for k, c in done.constants.items()},
     }
     return header, [c.data or b"" for c in done.constants.values()]
@@ -112,4 +116,5 @@ def answer_from_message(message: Message) -> Captured:
     draws = tuple(DeadDraw(op, tuple(shape), named_dtype(dtype)) for op, shape, dtype in header.get("draws", ()))
     return Captured(parse(header["graph"]), dict(header["shared"]), constants, bool(header["asks_grad_mode"]),
                     tuple(header["notes"]), tuple(header["written"]), tuple((k, i) for k, i in header["returned"]), draws,
-                    tuple(Warned(*w) for w in header.get("warned", ())), tuple((n, v) for n, v in header.get("logged", ())))
+                    tuple(Warned(*w) for w in header.get("warned", ())), int(header.get("paths", 0)),
+                    tuple((n, v) for n, v in header.get("logged", ())))

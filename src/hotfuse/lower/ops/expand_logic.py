@@ -97,3 +97,10 @@ def _masked_fill(e: Expansion, x: Tile, mask: Tile, value: Tile) -> Tile:
 def _heaviside(e: Expansion, x: Tile, values: Tile) -> Tile:
     step = e.map("select", e.map("gt", x, 0), e.fill(1), e.fill(0))
     return e.map("select", e.map("eq", x, 0), values, step)
+
+
+@expands("hotfuse.assume", "x holds", _OWN)
+def _assume(e: Expansion, x: Tile, holds: Tile) -> Tile:
+    """The tensor itself; a call for which that does not hold is a fault, answered by the model's own code."""
+    e.b.effect("require", holds)
+    return x

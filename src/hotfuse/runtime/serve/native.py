@@ -29,6 +29,7 @@ from hotfuse.lower.run.constants import Constants
 from hotfuse.lower.run.description import THREADS, RunCode
 from hotfuse.lower.run.forks import Switch
 from hotfuse.native import perf_map
+from hotfuse.ops.own.assume import ASSUME
 from hotfuse.ops.table import packet
 from hotfuse.partition.cut import Partition
 from hotfuse.runtime.plan import Plan, PlanMemory, PlanUnit, chained, piece_of
@@ -219,7 +220,8 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[PlanUnit], shared: _Share
     shared.switches += [memory for _, memory in words if isinstance(memory, Switch)]
     fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
-    native = shared.backend.load_run(code, [address for address, _ in words], keep, fallback)
+    assumes = any(n.op == ASSUME for n in graph.nodes)
+    native = shared.backend.load_run(code, [address for address, _ in words], keep, fallback, assumes=assumes)
     (shared.spare if shared.inside else shared.runs).append(native)
     found = [PlanUnit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native)]
     if code.exits:

@@ -1,0 +1,114 @@
+"""What a model's Python reads of its tensors: truth values, numbers, and sizes that data decide.
+
+    if x.mean() > 1: ...             a truth value
+    for i in range(int(n)): ...      a number
+    for e in hit.nonzero(): ...      a size: how many rows there are
+
+A traced graph has one way through such code. Which one a real call took is recorded while the model's own code answers it, and
+tracing follows it (`frontends.paths.follow`, decision 160). Both see the calls that Python makes of torch, in the same order, so a
+recording is a list of values and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+MAX_READS = 4096
+"""Reads of one call that are followed: a loop over more than that is no graph worth having."""
+
+Read = tuple[str, Any]
+"""What was read: `TRUTH`, `WHOLE`, `REAL`, `ITEM` with the number; `SIZES` with the shapes of all tensors that came."""
+Path = tuple[Read, ...]
+"""All that one call read, in order."""
+TRUTH, WHOLE, REAL, ITEM, SIZES = "truth", "whole", "real", "item", "sizes"
+
+NUMBERS: dict[Any, str] = {
+    Tensor.__bool__: TRUTH, Tensor.is_nonzero: TRUTH, torch.is_nonzero: TRUTH, Tensor.__contains__: TRUTH,
+    Tensor.equal: TRUTH, torch.equal: TRUTH, Tensor.allclose: TRUTH, torch.allclose: TRUTH,
+    Tensor.__int__: WHOLE, Tensor.__index__: WHOLE, Tensor.__float__: REAL, Tensor.item: ITEM,
+}  # fmt: skip
+"""Calls whose result is a number that depends on data."""
+_SIZED: frozenset[Any] = frozenset({
+    Tensor.nonzero, torch.nonzero, Tensor.argwhere, torch.argwhere, Tensor.masked_select, torch.masked_select,
+    Tensor.unique, torch.unique, Tensor.unique_consecutive, torch.unique_consecutive, Tensor.bincount, torch.bincount,
+    Tensor.repeat_interleave, torch.repeat_interleave, torch.nn.functional.one_hot,
+})  # fmt: skip
+_TRUTHS = (torch.bool, torch.uint8)
+
+
+def is_sized(function: Any, args: Sequence[Any]) -> bool:
+    """Whether a call gives tensors whose sizes depend on data."""
+    if function in _SIZED:
+        return True
+    if function is torch.where or function is Tensor.where:
+        return len(args) == 1
+    if function is not Tensor.__getitem__:
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(i, Tensor) and i.dtype in _TRUTHS for i in index)
+
+
+class TooManyReads(Exception):
+    """A call reads more than is followed."""
+
+
+class RecordedReads(TorchFunctionMode):
+    """Around the model's own code: what it reads, on this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[Read] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if len(self.reads) > MAX_READS:
+            return result
+        kind = NUMBERS.get(func)
+        if kind is not None:
+            self.reads.append((kind, result))
+        elif func is Tensor.tolist:
+            self.reads += [(ITEM, v) for v in _flat(result)]  # traced tensors read one number after the other
+        elif is_sized(func, args):
+            self.reads.append((SIZES, tuple(tuple(t.shape) for t in tensors_in(result))))
+        return result
+
+    def taken(self) -> tuple[Read, ...]:
+        """All of them; raises TooManyReads."""
+        if len(self.reads) > MAX_READS:
+            raise TooManyReads(f"its code reads more than {MAX_READS} values of its tensors in one call")
+        if any(isinstance(v, complex) for _, v in self.reads):
+            raise TooManyReads("its code reads complex numbers of its tensors")
+        return tuple(self.reads)
+
+
+def _flat(value: Any) -> list[Any]:
+    return [v for part in value for v in _flat(part)] if isinstance(value, list) else [value]
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors of a result, in order."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [t for part in result for t in tensors_in(part)] if isinstance(result, tuple | list) else []
+
+
+def reads_to_json(reads: Sequence[Read]) -> list[list[Any]]:
+    """As JSON has it: numbers that are not finite are texts."""
+    return [[k, repr(v) if isinstance(v, float) and not math.isfinite(v) else v] for k, v in reads]
+
+
+def reads_from_json(data: Sequence[Sequence[Any]]) -> tuple[Read, ...]:
+    """The inverse of `reads_to_json`."""
+    return tuple((str(k), float(v) if isinstance(v, str) else _frozen(v)) for k, v in data)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

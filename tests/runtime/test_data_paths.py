@@ -1,0 +1,227 @@
+"""Programs whose Python reads tensor data: as eager on every way, in graphs on those that calls take often (decision 160)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse.base.settings import Settings
+from hotfuse.runtime.serve.other_paths import WINDOW, PathBalance
+
+D = 16
+Call = Callable[[int], tuple[Any, ...]]
+
+
+class _Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
+
+
+class Validates(_Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.isnan(x).any():
+            raise ValueError("NaN in the input")
+        assert (x > -50).all(), "out of range"
+        return self.a(x)
+
+
+class Chooses(_Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x).relu() if x.mean() > 0 else self.b(x).tanh()
+
+
+class Scales(_Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        most = x.abs().max().item()
+        if most > 1:
+            x = x / most
+        return self.a(x)
+
+
+class Boxes(_Two):
+    def forward(self, x: torch.Tensor, least: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.a(x).sigmoid().amax(-1)
+        keep = scores > least
+        if keep.sum() == 0:
+            return x.new_zeros((0, D)), scores.new_zeros((0,))
+        return x[keep], scores[keep]
+
+
+class Experts(_Two):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(D, 4, bias=False), nn.ModuleList(nn.Linear(D, D) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        w, ids = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for e in torch.zeros(4).index_fill(0, ids.flatten(), 1.0).nonzero():
+            rows, k = torch.where(ids == e)
+            out.index_add_(0, rows, self.experts[int(e)](x[rows]) * w[rows, k, None])
+        return out
+
+
+class Steps(_Two):
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(n)):
+            x = self.a(x).tanh()
+        return x
+
+
+class Converges(_Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        k = 0
+        while (x * x).mean() > 1e-2 and k < 6:
+            x, k = self.a(x) * 0.5, k + 1
+        return x
+
+
+class Kinds(_Two):
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        kinds = torch.unique(ids)
+        if len(kinds) == 1:
+            return self.a(x)
+        return self.b(x) * len(kinds) if 2 in ids else self.a(x) - self.b(x)
+
+
+class Lengths(_Two):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.a(x[i, :n]).sum(0) for i, n in enumerate(lengths.tolist())])
+
+
+class Maps(_Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: torch.dot(row, row) * row)(self.a(x))
+
+
+class Compares(_Two):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if torch.equal(x, y):
+            return self.a(x)
+        return self.a(x) + self.b(y) if torch.allclose(x, y, atol=1.0) else self.b(y)
+
+
+class Names(_Two):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.a(x)
+        return {"positive": h} if h.sum() > 0 else {"negative": h}
+
+
+class Writes(_Two):
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        if x.mean() > 0:
+            total.add_(1)
+        return self.a(x) + total
+
+
+def _x(*shape: int, by: float = 0.0) -> torch.Tensor:
+    return torch.randn(*shape or (8, D)) + by
+
+
+def _near(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = _x()
+    return x, x + (0.0, 0.1, 9.0)[i % 3]
+
+
+PROGRAMS: dict[str, tuple[type[_Two], Call, float]] = {
+    "validates": (Validates, lambda i: (_x() * (float("nan") if i == 11 else -100 if i == 13 else 1),), 0.8),
+    "chooses": (Chooses, lambda i: (_x(by=0.5 if i % 3 else -0.5),), 0.8),
+    "scales": (Scales, lambda i: (_x() * (1.0 if i % 2 else 0.01) if i != 17 else _x() * float("nan"),), 0.7),
+    "boxes": (Boxes, lambda i: (_x(), torch.tensor(0.7 if i % 4 else 2.0)), 0.7),
+    "experts": (Experts, lambda i: (_x(2 if i % 5 == 4 else 8, D),), 0.5),
+    "steps": (Steps, lambda i: (_x(), torch.tensor(i % 3)), 0.6),
+    "converges": (Converges, lambda i: (_x() * (1 + i % 2),), 0.6),
+    "kinds": (Kinds, lambda i: (_x(), torch.randint(0, 1 + i % 3, (8,))), 0.1),
+    "lengths": (Lengths, lambda i: (_x(3, 6, D), torch.randint(0, 7, (3,))), 0.9),
+    "maps": (Maps, lambda i: (_x(),), 0.9),
+    "compares": (Compares, _near, 0.6),
+    "names": (Names, lambda i: (_x(by=0.5 if i % 4 else -0.5),), 0.3),
+    "writes": (Writes, lambda i: (_x(by=0.5 if i % 4 else -0.5), torch.zeros(D)), 0.4),
+}  # fmt: skip
+
+
+def _outcome(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        return call(*args)
+    except Exception as e:
+        return type(e).__name__, str(e).splitlines()[0]  # pytest writes further ones
+
+
+def _jit(model: nn.Module, **settings: Any) -> Any:
+    return hotfuse.jit(model, settings=Settings(capture="inline", **settings))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_call_is_answered_as_in_eager(name: str) -> None:
+    make, data, share = PROGRAMS[name]
+    model = make().eval()
+    fast, calls = _jit(model, tiers=0), 48
+    with torch.no_grad():
+        for i in range(calls):
+            args = data(i)
+            given = copy.deepcopy(args)
+            want, got = _outcome(model, args), _outcome(fast, given)
+            assert type(got) is type(want)
+            if isinstance(want, tuple) and isinstance(want[0], str):
+                assert got == want
+            else:
+                torch.testing.assert_close(got, want, equal_nan=True)
+            torch.testing.assert_close(given, args, equal_nan=True)  # what the call wrote, and what it did not
+    assert fast.stats()["calls_per_tier"]["0"] >= share * calls
+
+
+def test_generated_code_decides_by_itself() -> None:
+    model = Chooses().eval()
+    fast = _jit(model)
+    with torch.inference_mode():
+        for i in range(60):
+            x = _x(by=0.5 if i % 3 else -0.5)
+            torch.testing.assert_close(fast(x), model(x))
+        nothing = torch.full((8, D), float("nan"))
+        torch.testing.assert_close(fast(nothing), model(nothing), equal_nan=True)  # of NaN no comparison holds
+    text = str(fast.explain(full=True))
+    assert "2 ways through code that reads its data" in text and "control.if" in text
+    assert fast.stats()["calls_per_tier"]["1"] >= 40
+
+
+def test_gradients_follow_the_way_of_the_call() -> None:
+    model = Chooses()
+    fast = _jit(model, tiers=0)
+    for i in range(20):
+        x = _x(by=0.5 if i % 3 else -0.5)
+        got, want = fast(x), model(x)
+        torch.testing.assert_close(got, want)
+        used = model.a.weight if x.mean() > 0 else model.b.weight
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), used)[0] for y in (got, want)))
+
+
+def test_too_many_ways_leave_the_model_alone_and_say_so() -> None:
+    class Trims(_Two):
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+            return self.a(x[:, : int(n)]).mean(1)
+
+    model = Trims().eval()
+    fast = _jit(model, tiers=0)
+    with torch.no_grad():
+        for i in range(200):
+            x, n = _x(2, 64, D), torch.tensor(1 + i * 37 % 61)
+            torch.testing.assert_close(fast(x, n), model(x, n))
+    assert "took another way through code that reads their data" in str(fast.explain())
+    counts = fast.stats()["calls_per_tier"]
+    assert counts["module"] > 3 * counts["0"]
+
+
+def test_a_balance_weighs_what_strayed_calls_cost() -> None:
+    frugal, costly = PathBalance(), PathBalance()
+    rests = [frugal.miss(4 * i, own_s=1.0, plan_s=0.2) for i in range(1, 60)]
+    assert not any(rests)  # three of four calls take a fifth of the time
+    rests = [costly.miss(4 * i, own_s=1.0, plan_s=0.9) for i in range(1, 60)]
+    assert [r for r in rests if r][:3] == [WINDOW, 2 * WINDOW, 4 * WINDOW]
+    assert "were not tried" in costly.text(240) and costly.text(240).startswith("59 of 240 calls")
