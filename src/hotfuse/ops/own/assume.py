@@ -7,6 +7,7 @@ nothing of the call has become visible, and the model's own code answers it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -28,23 +29,22 @@ class OtherPath(CallFault):
     """A call takes another way through the model's code than the one that was traced."""
 
 
-class MadeUpCalls:
-    """Whether what runs here are trials on made-up data, of which nothing has to hold."""
+class MadeUpCalls(threading.local):
+    """Whether what runs on this thread are trials on made-up data, of which nothing has to hold."""
 
-    def __init__(self) -> None:
-        self._depth = 0
+    on = False
 
     def __bool__(self) -> bool:
-        return self._depth > 0
+        return self.on
 
     @contextmanager
     def tried(self) -> Generator[None]:
-        """Around them, in a process that serves nobody."""
-        self._depth += 1
+        """Around them."""
+        before, self.on = self.on, True
         try:
             yield
         finally:
-            self._depth -= 1
+            self.on = before
 
 
 made_up_calls = MadeUpCalls()
