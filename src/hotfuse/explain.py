@@ -103,7 +103,7 @@ def explain_engine(
             "exact": engine.settings.exact,
             "counts": engine.counts(),
             "held": memory_of([e for s in list(engine.sites.values()) for e in s.entries]),
-            "weights": engine.plans.originals.text(),
+            "weights": engine.plans.originals.text() + (watch.beyond if (watch := engine.plans.watch) is not None else ""),
             "sites": sites,
             "limits": engine.limits(),
             "fallbacks": dict(fallbacks or {}),

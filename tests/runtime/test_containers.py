@@ -17,7 +17,9 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.runtime.plans import MOST_SHORT_LIVED
+from hotfuse.runtime.weights import containers as code_walk
 from hotfuse.runtime.weights.containers import MAX_CONTAINERS, MAX_ENTRIES, reads
+from hotfuse.runtime.weights.environment_reads import variables_of
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -170,6 +172,51 @@ def test_a_guard_sees_what_is_read_beside(how: str, native: bool) -> None:
     assert how == "a set" or not torch.equal(model(x), before)
     assert guard.check() is WeightChange.MODEL and guard.difference()
     assert not native or not guard.unchanged()
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_other_environment_variables_are_no_change(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs and libraries set theirs at any time."""
+    model = Beside()
+    guard = ModelGuard(list(model.modules()), list(model.parameters()))
+    if native:
+        guard.harden()
+    for value in ("1", "2"):
+        monkeypatch.setenv("OF_ANOTHER_STRANGER", value)
+        assert guard.check() is WeightChange.NONE and guard.check() is WeightChange.NONE
+    assert not native or guard.unchanged(), "the native sweep starts from here"
+    monkeypatch.setenv("OF_A_STRANGER", "7")
+    assert guard.check() is WeightChange.MODEL and guard.difference() == "the environment"
+
+
+def _named() -> object:
+    from os import environ, getenv
+
+    first = os.getenv("A"), os.getenv("B", "0"), os.environ.get("C", default="x"), os.environ["D"], "E" in os.environ
+    return first, environ.get("F"), getenv("G"), "H" not in environ, [os.environ.get("I") for _ in "x"]
+
+
+UNNAMED: list[Callable[..., Any]] = [
+    lambda k: os.getenv(k), lambda: dict(os.environ), lambda: os.environ.copy(), lambda k: k in os.environ, lambda k: os.environ[k],
+    lambda f: f(os.environ, "A"), lambda f: f(os.getenv, "A"), lambda f: f(os.environ.get, "A"), lambda: os.getenv("A" + str(1)),
+]  # fmt: skip
+
+
+def test_which_environment_variables_code_reads() -> None:
+    assert variables_of(_named.__code__) == frozenset("ABCDEFGHI")
+    assert [f for f in UNNAMED if variables_of(f.__code__) is not None] == []
+
+
+def test_code_that_is_too_much_to_follow_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = hotfuse.jit(Beside(), settings=INLINE), torch.randn(3, 8)
+    for _ in range(4):
+        fast(x)
+    assert "more than is followed" not in str(fast.explain())
+    monkeypatch.setattr(code_walk, "MAX_NAMES", 3)
+    fast = hotfuse.jit(Beside(), settings=INLINE)
+    for _ in range(4):
+        fast(x)
+    assert "more than is followed" in str(fast.explain())
 
 
 @pytest.mark.parametrize("how", ["one default by name", "a variable of a helper", "the environment", "a slot"])

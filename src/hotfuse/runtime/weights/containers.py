@@ -31,6 +31,7 @@ from torch import nn
 from hotfuse.base.bytecode import globals_of
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.runtime.weights.class_code import foreign, names_of, places_of, unwrapped
+from hotfuse.runtime.weights.environment_reads import NAMES, variables_of
 
 MAX_CONTAINERS = 1024
 MAX_ENTRIES = 256
@@ -46,7 +47,6 @@ _STOOD_IN_FOR = frozenset({
     ("sys", "stdout"), ("sys", "stderr"), ("io", "open"), ("warnings", "showwarning"),
 })  # fmt: skip
 """What recordings and captures have others stand in for, for a while: no change of the model."""
-_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
 
 
 class ClosureCell:
@@ -79,8 +79,12 @@ class Reads:
     sets: list[set[Any]] = field(default_factory=list[set[Any]])
     arrays: list[np.ndarray] = field(default_factory=list[np.ndarray])
     context: list[contextvars.ContextVar[Any]] = field(default_factory=list[contextvars.ContextVar[Any]])
-    environment: bool = False
-    """Whether environment variables count."""
+    variables: set[str] = field(default_factory=set[str])
+    """Environment variables that code names."""
+    every_variable: bool = False
+    """Whether it reads some without naming them."""
+    cut: bool = False
+    """Whether there was more code or data than is followed."""
     blind: str = ""
     """What is read whose changes no look would show, in words; empty where there is nothing."""
 
@@ -134,7 +138,10 @@ class _CodeWalk:
     def _new_place(self, owner: Any, name: str) -> bool:
         """Whether a place was not met before, and there is room for it."""
         key = (id(owner.cell if isinstance(owner, ClosureCell) else owner), name)
-        if key in self._places or len(self._places) >= MAX_NAMES:
+        if key in self._places:
+            return False
+        if len(self._places) >= MAX_NAMES:
+            self.found.cut = True
             return False
         self._places.add(key)
         return True
@@ -169,7 +176,9 @@ class _CodeWalk:
             self._object(value)
 
     def _room(self) -> bool:
-        return len(self.found.dicts) + len(self.found.lists) + len(self.found.sets) < MAX_CONTAINERS
+        left = len(self.found.dicts) + len(self.found.lists) + len(self.found.sets) < MAX_CONTAINERS
+        self.found.cut |= not left
+        return left
 
     def _list(self, items: list[Any]) -> None:
         if len(items) <= MAX_ENTRIES and self._room():
@@ -211,11 +220,15 @@ class _CodeWalk:
     def _function(self, function: types.FunctionType) -> None:
         """A function's variables, and those of modules that it names; torch's own are not followed."""
         if len(self.found.functions) >= MAX_FUNCTIONS:
+            self.found.cut = True
             return
         own, names = not foreign(function), names_of(function.__code__)
         if own:
             self.found.functions.append(function)
-            self.found.environment |= not _ENVIRONMENT.isdisjoint(names)
+            if not NAMES.isdisjoint(names):
+                variables = variables_of(function.__code__)
+                self.found.every_variable |= variables is None
+                self.found.variables |= variables or set()
             self._names |= names
             self._left += [function.__kwdefaults__, function.__defaults__]
         for owner, name in _variables(function):

@@ -97,6 +97,8 @@ class ModelGuard:
         self._take_functions()
         self.blind = found.blind
         """What its code reads whose changes nothing would show; a model with that keeps its own code."""
+        self.beyond = "; its code reads more than is followed: changes of what lies beyond are not noticed" if found.cut else ""
+        """Where code or data are too many to be watched: that, in words for `explain()`."""
         self._items: list[Any] = list(itertools.chain.from_iterable(self._lists))
         self._item_ids, self._lengths = list(map(id, self._items)), list(map(len, self._lists))
         self._inside = len(places)

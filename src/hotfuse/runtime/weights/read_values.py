@@ -42,8 +42,9 @@ class ReadValues:
         self._sets = [(s, set(s)) for s in found.sets]
         self._arrays = [(a, a.tobytes()) for a in found.arrays]
         self._context = [(v, _here(v)) for v in found.context]
-        self.environment: list[dict[Any, Any]] = [_environment()] if found.environment else []
+        self.environment: list[dict[Any, Any]] = [_environment()] if found.variables or found.every_variable else []
         self._variables = [dict(d) for d in self.environment]
+        self._named = None if found.every_variable else list(map(os.environ.encodekey, found.variables))
 
     def take(self, functions: Iterable[Any]) -> None:
         """Note functions as they are now."""
@@ -66,7 +67,17 @@ class ReadValues:
         for v, held in self._context:
             if _here(v) is not held:
                 return f"the context variable {v.name}"
-        return "the environment" if any(d != b for d, b in zip(self.environment, self._variables, strict=True)) else ""
+        return "the environment" if self._others() else ""
+
+    def _others(self) -> bool:
+        """Whether variables that count are others; those that do not are noted as they are now."""
+        now = [dict(d) for d in self.environment]
+        if now == self._variables:
+            return False
+        if self._named is None or any(d.get(n) != b.get(n) for d, b in zip(now, self._variables, strict=True) for n in self._named):
+            return True
+        self._variables = now
+        return False
 
     def noted(self, *, tagged: bool) -> NotedValues:
         """For the native sweep; the environment is compared whole where dicts have no tags."""
