@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"{len(work) - i} are left for another run", flush=True)
             break
         row = Table(entry, threads, peers, options.seconds, options.rounds, quick=options.quick,
-                    behind_s=options.behind).measure()
+                    behind_s=options.behind, settle_s=options.settle).measure()
         row.measured_with = key
         rows.append(options.json, row)
         print(row.line(), flush=True)
@@ -69,7 +69,8 @@ def main() -> int:
     running.add_argument("--family", default="")
     running.add_argument("--threads", type=lambda text: [int(t) for t in text.split(",")], default=[1])
     running.add_argument("--seconds", type=float, default=20.0, help="of calls, before anybody is timed")
-    running.add_argument("--behind", type=float, default=None, help="seconds: no calls later than so behind the first of tier 1")
+    running.add_argument("--behind", type=float, default=None, help="seconds: no calls later than so behind the last plan")
+    running.add_argument("--settle", type=float, default=0.0, help="seconds without calls behind them, for plans to be finished")
     running.add_argument("--rounds", type=int, default=9)
     running.add_argument("--peers", default=",".join(PEER_NAMES))
     running.add_argument("--budget", type=float, default=0.0, help="no model begins after so many seconds")

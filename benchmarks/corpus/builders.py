@@ -73,7 +73,11 @@ def timm_model(name: str, **options: Any) -> Build:
         except (ImportError, RuntimeError) as e:
             hint = "pip install --no-deps -r benchmarks/corpus/requirements.txt"
             raise ZooUnavailable("timm is not installed", because=str(e), hint=hint) from e
-        return timm.create_model(name, pretrained=False, num_classes=10, **options)
+        model: Any = timm.create_model(name, pretrained=False, num_classes=10, **options)
+        for parameter in model.get_classifier().parameters():
+            if not parameter.any():  # some begin at zero: then every answer is zero, and right whatever was computed
+                torch.nn.init.normal_(parameter, std=0.02)
+        return model
 
     return seeded(make)
 

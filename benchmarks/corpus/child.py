@@ -3,6 +3,7 @@
     {"do": "prepare"}                     import, build the model, its inputs
     {"do": "load"}                        ready for calls; first call; answers seconds and where the outputs lie
     {"do": "serve", "seconds": 8}         calls, one after another; when which tier began (ours), memory grown
+    {"do": "settle", "seconds": 25}       no calls until nothing is being compiled, then a second of them
     {"do": "burst", "warm_s": …, "turn_s": …}
     {"do": "about"}                       outputs of now, what serves and what was decided (ours)
     {"do": "exact"}                       outputs in float64 (a torch model's own code), or of ONNX Runtime without optimizations
@@ -104,12 +105,13 @@ class Contender:
     def serve(self, seconds: float, until_tier1: bool = False, behind_s: float | None = None) -> dict[str, Any]:
         """Calls for so long; of ours, when each tier answered first and when the last plan was exchanged. A check whose question is
         whether compiled code is made, and right, calls while nothing is being compiled, and ends when compiled code has answered.
-        `behind_s`: no longer than so many seconds behind the first call that compiled code answered.
+        `behind_s`: no longer than so many seconds behind the last exchange of plans, once compiled code has answered.
         """
         calls, cold, worst = 0, 0, 0.0
         tiers: dict[str, float] = {}
         swaps, swapped = 0, None
-        end, look = time.perf_counter() + seconds, 0.0
+        end = limit = time.perf_counter() + seconds
+        look = 0.0
         while (now := time.perf_counter()) < end:
             self.call()
             calls += 1
@@ -120,14 +122,23 @@ class Contender:
                 for tier, count in stats["calls_per_tier"].items():
                     if count and tier not in tiers:
                         tiers[tier] = after - self.began
-                        if behind_s is not None and tier in ("1", "2"):
-                            end = min(end, after + behind_s)
                 if stats["swaps"] != swaps:
                     swaps, swapped = stats["swaps"], after - self.began
+                    if behind_s is not None and tiers.keys() & {"1", "2"}:
+                        end = min(limit, after + behind_s)
                 if until_tier1 and self.fast.wait(end - after) and tiers.keys() & {"1", "2"}:
                     break
         grown = grown_bytes() - self.bytes
         return {"calls": calls, "cold_calls": cold, "worst_ms": worst * 1e3, "tiers_s": tiers, "best_s": swapped, "grown": grown}
+
+    def settle(self, seconds: float) -> dict[str, Any]:
+        """Whether all plans were made within the time; workers that compile would run in its turns otherwise."""
+        begun = time.perf_counter()
+        drained = self.fast is None or self.fast.wait(seconds)
+        waited, end = time.perf_counter() - begun, time.perf_counter() + 1.0
+        while time.perf_counter() < end:
+            self.call()
+        return {"drained": drained, "waited_s": waited}
 
     def burst(self, warm_s: float, turn_s: float) -> dict[str, Any]:
         return {"seconds": burst(self.call, warm_s, turn_s)}
@@ -229,7 +240,8 @@ def main() -> int:
 
     one = Contender(options.model, options.who, options.threads, options.folder)
     known: dict[str, Callable[..., dict[str, Any]]] = {
-        "prepare": one.prepare, "load": one.load, "serve": one.serve, "burst": one.burst, "about": one.about, "exact": one.exact,
+        "prepare": one.prepare, "load": one.load, "serve": one.serve, "burst": one.burst, "settle": one.settle,
+        "about": one.about, "exact": one.exact,
         "fresh": one.fresh, "defined": one.defined,
     }  # fmt: skip
     with torch.inference_mode():

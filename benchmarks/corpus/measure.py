@@ -35,9 +35,9 @@ class Table:
     """The processes of one row."""
 
     def __init__(self, entry: Entry, threads: int, peers: Sequence[str], seconds: float, rounds: int, *, quick: bool = False,
-                 behind_s: float | None = None) -> None:
+                 behind_s: float | None = None, settle_s: float = 0.0) -> None:
         self.entry, self.threads, self.seconds, self.rounds, self.quick = entry, threads, seconds, rounds, quick
-        self.behind_s = behind_s
+        self.behind_s, self.settle_s = behind_s, settle_s
         self.peers = [p for p in peers if p not in ("eager", "inductor") or entry.kind == "torch"]
         self.row = Row(entry.name, entry.family, entry.kind, threads, seconds)
         self.processes: dict[str, Process] = {}
@@ -75,6 +75,8 @@ class Table:
         if self.quick:
             self._compare_fresh()
         else:
+            if self.settle_s and (settled := self._ask(OURS, self.settle_s + LOAD_S, do="settle", seconds=self.settle_s)):
+                self.row.settled_s = round(settled["waited_s"], 2) if settled["drained"] else None
             self._compare()
             if self.row.status == "ok":
                 self._turns()

@@ -39,6 +39,8 @@ class Row:
     tiers_s: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds from the beginning of loading until a tier answered first."""
     best_s: float | None = None
+    settled_s: float | None = None
+    """Seconds without calls, behind the traffic, until nothing was being compiled; None where nobody waited, or in vain."""
     first_ms: dict[str, float] = field(default_factory=dict[str, float])
     load_s: dict[str, float] = field(default_factory=dict[str, float])
     worst_ms: float | None = None
