@@ -164,6 +164,16 @@ def test_traffic_that_flips_is_right_and_soon_left_alone(every: int, parts: Part
         assert run.passed == kept_results.TIMED == made.count("whole")
 
 
+def test_inputs_that_come_again_after_long_are_noticed_within_256_calls(parts: Parts) -> None:
+    run, y = parts.run, torch.randn(6)
+    for n in range(5000):
+        run(torch.full((6,), float(n)), y)
+    assert run.hits == 0
+    for _ in range(1000):
+        assert torch.equal(run(torch.ones(6), y)[0], torch.ones(6) * 2 + y)
+    assert run.hits > 1000 - 2 * 256
+
+
 def test_what_takes_longer_than_it_saves_is_given_up(parts: Parts) -> None:
     run, x, y = parts.run, torch.ones(4), torch.ones(4)
     parts.takes["rest"] = 4.0

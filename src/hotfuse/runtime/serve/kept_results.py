@@ -36,6 +36,9 @@ OUTLIER = 3.0
 """Times as long as usual that a call counts for at most: what took longer was interrupted."""
 FIRST_REST, MOST_DOUBLED = 16, 6
 """Calls of the first such while, and how often it is doubled at most."""
+DOUBLED_IN_VAIN = 4
+"""The same where inputs did not come again: looking at the few calls behind a while costs next to nothing, so traffic that returns
+is seen within 256 calls. Where they did and keeping was slower all the same, finding out takes 32 slow calls."""
 TIMED = 3
 """First calls that the plan there was answers, to know what it takes."""
 NOTED = 4
@@ -157,7 +160,7 @@ class RepeatedInputs:
         self._weighed += 1
         if self._weighed >= WEIGHED:
             if self._balance_s < 0:
-                self._stop()
+                self._stop(MOST_DOUBLED)
             else:
                 self._balance_s, self._weighed, self._doubled = 0.0, 0, 0
 
@@ -178,11 +181,11 @@ class RepeatedInputs:
         self._known = (made, *kept) if size <= MOST_BYTES else ()
         return made
 
-    def _stop(self) -> None:
+    def _stop(self, most_doubled: int = DOUBLED_IN_VAIN) -> None:
         """Keeping did not pay of late: the plan there was answers for a while."""
         self._known, self._noted, self._in_vain = (), None, 0
         self._balance_s, self._weighed = 0.0, 0
-        self._resting = FIRST_REST << self._doubled
+        self._resting = FIRST_REST << min(self._doubled, most_doubled)
         self._doubled = min(self._doubled + 1, MOST_DOUBLED)
 
     def _come_again(self, mine: Sequence[torch.Tensor]) -> bool:
