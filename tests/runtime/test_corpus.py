@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.corpus import ENTRIES, find, rows
 from benchmarks.corpus.__main__ import chosen
 from benchmarks.corpus.causes import causes, kind_of
+from benchmarks.corpus.child import Contender
 from benchmarks.corpus.measure import Table
 from benchmarks.corpus.rows import OURS, Row
+from benchmarks.zoo import ZooModel
 from hotfuse.base.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +32,30 @@ def test_every_family_has_models_of_both_kinds_where_it_can() -> None:
     assert wanted <= families and len(ENTRIES) >= 60
     assert {e.kind for e in ENTRIES.values() if e.family == "text"} == {"onnx", "torch"}
     assert all(e.name == name for name, e in ENTRIES.items())
+
+
+class _Masked(torch.nn.Module):
+    """Adds a mask that is finite in float32 and, by its own way of writing it, not in float64."""
+
+    def __init__(self, *, least: bool) -> None:
+        super().__init__()
+        self.weight, self.least = torch.nn.Parameter(torch.ones(3)), least
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + (torch.inf if self.least and x.dtype is torch.float64 else 0.0)
+
+
+@pytest.mark.parametrize("least", [False, True])
+def test_a_float64_that_is_not_finite_where_float32_is_judges_nobody(least: bool, tmp_path: Path) -> None:
+    one = Contender("made here", "eager", 1, tmp_path)
+    feed = {"x": torch.randn(3, generator=torch.Generator().manual_seed(0))}
+    one.model = ZooModel("made here", "torch", 1, lambda _seed, _v: feed, module=_Masked(least=least))
+    one.inputs = one.model.inputs()
+    with torch.inference_mode():
+        found = one.exact()
+    assert found["float64"] is not least
+    with np.load(found["outputs"]) as kept:
+        assert kept["arr_0"].dtype == (np.float32 if least else np.float64) and np.isfinite(kept["arr_0"]).all()
 
 
 def test_names_are_chosen_whole_or_by_a_part() -> None:
