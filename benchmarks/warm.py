@@ -113,7 +113,7 @@ def together(n: int = 8) -> None:
         found = [_told(p) for p in [_child(home, "--child", "small") for _ in range(n)]]
         folder = folder_of(Settings(cache_dir=Path(home)))
         assert folder is not None
-        torn = [e.name for e in folder.entries() if folder.verify(e.name)]
+        torn = [e.name for e in folder.entries() if folder.verify(e)]
     total = sum(f["units_compiled"] for f in found)
     served = sum(f["compiled_s"] is not None for f in found)
     print(f"{n} processes at once: {total} units compiled between them ({one} by one alone), {len(torn)} torn entries, "

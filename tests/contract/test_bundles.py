@@ -36,7 +36,7 @@ def _bundle(path: Path, keys: TrustedKeys, address: Address = HERE, machine: str
     """A bundle of one entry with its head, as `hotfuse build` makes it."""
     source = Folder(path.parent / f"{path.name}-made", keys, 1 << 20)
     source.put(address, BODY, [b"code" * 64])
-    held = [(f.name, data) for f in source.entries() if (data := source.raw(f.name)) is not None]
+    held = [(f.name, data) for f in source.entries() if (data := source.raw(f)) is not None]
     write_bundle(path, held, {"machine": machine, "host": "there"}, keys)
     return path
 

@@ -357,3 +357,19 @@ def test_without_a_key_nothing_is_kept_and_why_is_told(tmp_path: Path) -> None:
     (tmp_path / "cache.key").chmod(0o644)
     settings = Settings(cache_dir=tmp_path)
     assert folder_of(settings) is None and "not trusted" in cache_stats(settings)["state"]
+
+
+def test_users_who_share_a_folder_keep_their_own_entries(tmp_path: Path) -> None:
+    """Neither believes the other; each finds what it kept, however often the other writes the same."""
+    users = [lambda byte=byte: Folder(tmp_path / "code", _keys(byte), 1 << 20) for byte in (1, 2, 3)]
+    for times in range(3):
+        for number, opened in enumerate(users):
+            held = opened()
+            found = held.get(HERE)
+            assert (found is None) == (times == 0) and (found is None or found[0] == {"user": number, "times": times - 1})
+            assert held.counts["refused"] <= (2 if times == 0 and number else 0)
+            assert held.put(HERE, {"user": number, "times": times})
+    held = users[1]()
+    assert [bool(held.verify(h)) for h in sorted(held.entries(), key=lambda h: h.file)].count(False) == 2  # its own, with the head
+    assert len(held.entries()) == 6 and {h.name for h in held.entries()} == {HERE.name, HERE.head}
+    assert held.collect(0) > 0 and not held.entries()

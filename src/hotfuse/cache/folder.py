@@ -1,6 +1,7 @@
 """A directory of entries: many processes at once, bounded, safe against crashes, and of use where it cannot be written.
 
     <root>/ab/ab12….hf   an entry
+    <root>/ab/ab12….KEY.hf   the same of a user whose key is called so, where the first is signed by somebody who is not believed
     <root>/locks/ab12…   held while somebody makes it
     <root>/.new-…        one that is being written: it gets its name when it is whole
 
@@ -54,8 +55,11 @@ class CachedFile:
     """A file of the folder."""
 
     name: str
+    """Of the entry."""
     bytes: int
     used: float
+    file: str
+    """The entry's name, and that of a key where the file is one user's own."""
 
 
 class EntryLayer(Protocol):
@@ -105,6 +109,8 @@ class Folder:
     """Why nothing is written any more; empty while it is."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _written: Iterator[int] = field(default_factory=itertools.count)
+    _foreign: set[str] = field(default_factory=set[str])
+    """Entries that others signed: they stay, or users who share a folder would replace each other's for ever."""
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -124,7 +130,7 @@ class Folder:
 
     def again(self, address: Address) -> Message | None:
         """The same after a miss that was counted."""
-        found = self._read(address.name) if self.root is not None and self._path(address.name).exists() else None
+        found = self._read(address.name) if self.root is not None and any(p.exists() for p in self._paths(address.name)) else None
         self._note("made_by_others", found is not None)
         return found
 
@@ -191,9 +197,13 @@ class Folder:
         self.tell(f"{what} was refused: {why.value}")
 
     def _local(self, name: str) -> Message | None:
-        if self.root is None:
-            return None
-        path = self._path(name)
+        """An entry of the directory: the user's own before the one that anybody may have made."""
+        for path in () if self.root is None else self._paths(name):
+            if (found := self._at(path, name)) is not None:
+                return found
+        return None
+
+    def _at(self, path: Path, name: str) -> Message | None:
         try:
             with path.open("rb") as file:
                 about = os.fstat(file.fileno())
@@ -207,10 +217,9 @@ class Folder:
             found = unpack(data, name, self.keys, usable_features())
         except Refused as e:
             self.refuse("an entry", e.why)
-            if e.why not in (
-                EntryRefusal.FOREIGN,
-                EntryRefusal.FEATURES,
-            ):  # which may be of use to another user, or on another machine
+            if e.why is EntryRefusal.FOREIGN:
+                self._foreign.add(name)
+            elif e.why is not EntryRefusal.FEATURES:  # which may be of use on another machine
                 with contextlib.suppress(OSError):
                     path.unlink()
             return None
@@ -241,7 +250,9 @@ class Folder:
         if self.root is None or self.trouble or len(data) > min(MAX_ENTRY, self.limit):
             self._note("not_written")
             return False
-        path = self._path(name)
+        own, path = self._paths(name)
+        if name in self._foreign or own.exists():
+            path = own
         new = self.root / f".new-{os.getpid()}-{threading.get_ident()}-{next(self._written)}"
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -257,6 +268,7 @@ class Folder:
             self._note("not_written")
             self.tell(self.trouble)
             return False
+        self._foreign.discard(name)  # from here on the file is there
         self._note("written")
         self._note("bytes_written", len(data))
         return True
@@ -281,7 +293,8 @@ class Folder:
         for path in () if self.root is None else self.root.glob(f"??/*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 about = path.stat()
-                found.append(CachedFile(path.name.removesuffix(SUFFIX), about.st_size, about.st_mtime))
+                file = path.name.removesuffix(SUFFIX)
+                found.append(CachedFile(file.partition(".")[0], about.st_size, about.st_mtime, file))
         return sorted(found, key=lambda h: h.used)
 
     def collect(self, limit: int | None = None) -> int:
@@ -302,20 +315,20 @@ class Folder:
             if total - gone <= limit * LOW:
                 break
             with contextlib.suppress(OSError):
-                self._path(h.name).unlink()
+                self._path(h.file).unlink()
                 gone += h.bytes
                 self._note("evicted")
         self._note("bytes_evicted", gone)
         return gone
 
-    def raw(self, name: str) -> bytes | None:
+    def raw(self, held: CachedFile) -> bytes | None:
         """An entry as it lies there, for a bundle; None where it would not be believed."""
-        return None if self.verify(name) else self._path(name).read_bytes()
+        return None if self.verify(held) else self._path(held.file).read_bytes()
 
-    def verify(self, name: str) -> str:
+    def verify(self, held: CachedFile) -> str:
         """Why an entry would be refused; empty if it holds. Nothing is counted, nothing deleted."""
         try:
-            unpack(self._path(name).read_bytes(), name, self.keys, usable_features())
+            unpack(self._path(held.file).read_bytes(), held.name, self.keys, usable_features())
         except Refused as e:
             return e.why.value
         except OSError as e:
@@ -332,9 +345,13 @@ class Folder:
         reasons = {k: n for k, n in counts.items() if ": " in k}
         return {**found, "reasons": reasons, "told": list(self.told), "trouble": self.trouble}
 
-    def _path(self, name: str) -> Path:
+    def _paths(self, name: str) -> tuple[Path, Path]:
+        """Where an entry may be: the user's own file, and the one that anybody may have made."""
+        return self._path(f"{name}.{self.keys.own.name}"), self._path(name)
+
+    def _path(self, file: str) -> Path:
         assert self.root is not None
-        return self.root / name[:2] / f"{name}{SUFFIX}"
+        return self.root / file[:2] / f"{file}{SUFFIX}"
 
     def _note(self, what: str, by: int = 1) -> None:
         with self._lock:

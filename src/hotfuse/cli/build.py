@@ -267,7 +267,7 @@ def _bundle(model: str, target: str, settings: Settings, out: Path) -> dict[str,
     folder = folder_of(settings)
     if folder is None:
         raise InputError("the bundle cannot be signed", because="there is no key", hint="hotfuse keys")
-    entries = [(f.name, data) for f in folder.entries() if (data := folder.raw(f.name)) is not None]
+    entries = [(f.name, data) for f in folder.entries() if (data := folder.raw(f)) is not None]
     if not entries:
         raise InputError(f"nothing of {model} can be kept", because=folder.trouble or "it has no name that outlives a process")
     made = {

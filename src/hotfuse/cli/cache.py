@@ -61,7 +61,7 @@ def ls(at: At = None, as_json: AsJson = False) -> None:
 def verify(at: At = None, as_json: AsJson = False) -> None:
     """Check every entry's signature, name and features; exits with 1 where one would be refused."""
     held = _open(at)
-    reasons = {h.name: held.verify(h.name) for h in held.entries()}
+    reasons = {h.file: held.verify(h) for h in held.entries()}
     refused = {name: why for name, why in reasons.items() if why}
     if as_json:
         print_json({"place": str(held.root), "entries": len(reasons), "refused": refused})
