@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 import hotfuse
 from hotfuse.base.errors import ModelError
 from hotfuse.base.settings import Settings
-from hotfuse.frontends.onnx import constant_folding
+from hotfuse.frontends.onnx import constant_folding, packed_lstm
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.ops import one_step
@@ -97,7 +98,8 @@ def test_constant_weights_of_recurrent_layers(
         torch.testing.assert_close(g, w_, rtol=1e-5, atol=1e-6)
         assert torch.equal(g, a)
     assert given.prepared_bytes == 0
-    assert constant.prepared_bytes == (sum(weights[k].nbytes for k in weights) if prepared else 0)
+    zeros = 8 * n * 5 * d if op == "LSTM" and not bias else 0  # the library's own order has biases
+    assert constant.prepared_bytes == (sum(weights[k].nbytes for k in weights) + zeros if prepared else 0)
 
 
 @pytest.mark.parametrize(("bits", "zero"), [(4, ""), (4, "bytes"), (4, "floats"), (8, "bytes")])
@@ -238,6 +240,51 @@ def test_captured_graphs_have_it_too_and_it_is_counted() -> None:
         memory = session.stats()["memory"]
     assert memory["weights"] == 48 + 48 + 96  # two halves, and what they make
     assert memory["prepared"] == 96
+
+
+# --- an LSTM whose weights are packed once ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("batch", "steps"), [(1, 1), (3, 7), (5, 1)])
+def test_a_packed_lstm_is_torchs(batch: int, steps: int, bias: bool) -> None:
+    torch.manual_seed(1)
+    x, h, c = torch.randn(2 * steps, batch, 7)[::2], torch.randn(batch, 18)[:, ::2], torch.randn(batch, 9)
+    params = [torch.randn(36, 7), torch.randn(36, 9), *([torch.randn(36), torch.randn(36)] if bias else [])]
+    made = packed_lstm.packed(params)
+    assert made is not None and made.takes(x) and made.nbytes >= sum(p.nbytes for p in params)
+    got = made(x, h, c)
+    rest: tuple[Any, ...] = (bias, 1, 0.0, False, False, False)
+    want = torch.lstm(x.double(), [h[None].double(), c[None].double()], [p.double() for p in params], *rest)
+    for g, w in zip(got, (want[0], want[1][0], want[2][0]), strict=True):
+        torch.testing.assert_close(g.double(), w, rtol=1e-5, atol=2e-6)
+    odd = x.clone()
+    odd[0, 0, 0] = torch.nan
+    assert torch.equal(made(odd, h, c)[0].isnan(), torch.lstm(odd, [h[None], c[None]], params, *rest)[0].isnan())
+
+
+def test_which_calls_a_packed_lstm_takes() -> None:
+    made = packed_lstm.packed([torch.randn(36, 7), torch.randn(36, 9)])
+    assert made is not None and not made.takes(torch.randn(0, 2, 7)) and not made.takes(torch.randn(3, 0, 7))
+    assert not made.takes(torch.randn(3, 2, 7, dtype=torch.float64))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not made.takes(torch.randn(3, 2, 7))
+    assert packed_lstm.packed([torch.randn(36, 7).double(), torch.randn(36, 9).double()]) is None
+    assert packed_lstm.packed([torch.randn(36, 0), torch.randn(36, 9)]) is None
+
+
+def test_a_session_without_the_library_computes_the_same() -> None:
+    rng = np.random.default_rng(5)
+    weights: Arrays = {k: rng.standard_normal(s).astype(np.float32) for k, s in (("w", (1, 20, 6)), ("r", (1, 20, 5)))}
+    x = rng.standard_normal((4, 2, 6)).astype(np.float32)
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y", "h", "c"], hidden_size=5)
+    module = module_of(built([node], {"x": x}, ["y", "h", "c"], weights))
+    got = run(module, x)
+    with torch.backends.mkldnn.flags(enabled=False):
+        for a, b in zip(got, run(module, x), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert all(map(torch.equal, got, run(copy.deepcopy(module), x)))
+    assert [tuple(t.shape) for t in run(module, x[:, :0])] == [(4, 1, 0, 5), (1, 0, 5), (1, 0, 5)]
 
 
 # --- an LSTM over one step ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.onnx.packed_lstm import PackedLstm, packed
 from hotfuse.frontends.onnx.registry import Ctx, DataDependent, Prepare, Prepared, Varies, onnx_op
 from hotfuse.ops import one_step
 
@@ -135,6 +136,8 @@ class _Ready:
     ctx: Ctx
     params: Sequence[list[Tensor | None]]
     """Per direction."""
+    packed: Sequence[PackedLstm | None] = ()
+    """The same of an LSTM in the library's own order; those of its directions that have it have no other."""
 
     @property
     def opset(self) -> int:
@@ -155,7 +158,7 @@ class _Ready:
 
 
 def _params_in(ctx: Ctx, d: int, layer: _Layer, kind: str) -> Sequence[Tensor | None]:
-    return ctx.params[d] if isinstance(ctx, _Ready) else _params(layer, _ORDER[kind])
+    return ctx.params[d] if isinstance(ctx, _Ready) and ctx.params[d] else _params(layer, _ORDER[kind])
 
 
 def _prepare(kind: str) -> Prepare:
@@ -172,8 +175,11 @@ def _prepare(kind: str) -> Prepare:
         if not all(layer.plain for layer in layers):
             return None
         params = [_params(layer, _ORDER[kind]) for layer in layers]
+        in_order = [packed(ps) if kind == "LSTM" else None for ps in params]
+        params = [ps if made is None else [] for ps, made in zip(params, in_order, strict=True)]
         fn = {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
-        return Prepared(partial(fn, _Ready(ctx, params), **attrs), sum(t.nbytes for ps in params for t in ps if t is not None))
+        held = [*(t for ps in params for t in ps), *in_order]
+        return Prepared(partial(fn, _Ready(ctx, params, in_order), **attrs), sum(t.nbytes for t in held if t is not None))
 
     return prepare
 
@@ -333,6 +339,15 @@ def gru(
     return _directions(ctx, x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
 
 
+def _plain_lstm(ctx: Ctx, d: int, layer: _Layer, xs: Tensor, h0: Tensor, c0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What torch's operator computes; a trace must show it whole."""
+    if isinstance(ctx, _Ready) and (made := ctx.packed[d]) is not None and made.takes(xs):
+        return made(xs, h0, c0)
+    run = one_step.lstm if isinstance(ctx, _Ready) else torch.lstm
+    y, h, c = _fused(run, xs, [h0.unsqueeze(0), c0.unsqueeze(0)], _params_in(ctx, d, layer, "LSTM"))
+    return y, h[0], c[0]
+
+
 prepare_lstm = _prepare("LSTM")
 
 
@@ -364,10 +379,9 @@ def lstm(
         layer = _layer(d, w, r, b, _DEFAULTS["LSTM"], activations, activation_alpha, activation_beta, clip)
         frozen_cell = lens is not None and ctx.n_outputs > 2
         if layer.plain and p is None and not input_forget and not frozen_cell:
-            run = one_step.lstm if isinstance(ctx, _Ready) else torch.lstm  # a trace must show the operator whole
-            y, h, c = _fused(run, xs, [h0.unsqueeze(0), c0.unsqueeze(0)], _params_in(ctx, d, layer, "LSTM"))
-            y, last = _masked(y, h[0], lens, h0)
-            return y, last, c[0]
+            y, h, c = _plain_lstm(ctx, d, layer, xs, h0, c0)
+            y, last = _masked(y, h, lens, h0)
+            return y, last, c
         f, g, squash = layer.acts
         bias = None if layer.bias is None else torch.add(*layer.bias.chunk(2))
         peep = None if p is None else p[d].chunk(3)
