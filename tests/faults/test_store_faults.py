@@ -10,6 +10,7 @@ import random
 import resource
 import signal
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -170,7 +171,7 @@ def test_read_only(tmp_path: Path) -> None:
     filled(path, 10)
     path.chmod(0o444)
     folder.chmod(0o555)
-    for parent in [p for p in folder.parents if tmp_path.parents[1] in (p, *p.parents)]:
+    for parent in [p for p in folder.parents if Path(tempfile.gettempdir()) in p.parents]:
         parent.chmod(parent.stat().st_mode | 0o055)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -209,7 +210,7 @@ def test_commands_read_a_store_that_cannot_be_written_and_never_say_that_they_ch
         if not log_left:
             held.close()
         folder.chmod(0o555)
-        for parent in [p for p in folder.parents if tmp_path.parents[1] in (p, *p.parents)]:
+        for parent in [p for p in folder.parents if Path(tempfile.gettempdir()) in p.parents]:
             parent.chmod(parent.stat().st_mode | 0o055)
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()

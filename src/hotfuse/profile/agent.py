@@ -2,7 +2,7 @@
 
 Each captured graph has a `Sampler`, and a call asks one question of it: has the call's number reached `at`? A sample is followed
 by a plain call that is only timed: the difference between the two is what the sample cost, all of it, whatever it was spent
-on; looking at the call behind its answer comes on top (`look_ns`). Then `at` moves on by an interval:
+on. Then `at` moves on by an interval:
 
     new, or changed    1 call in 4, doubling after every few samples, up to `watch_rate` (1 in 64)
     slow models        not less than a few samples a second: where a call takes long, few calls are all there are
@@ -36,8 +36,8 @@ class Sampler:
     """When one captured graph is sampled next. Made for many threads without a lock: a lost update moves one sample."""
 
     __slots__ = (
-        "_compared", "_rate", "_seed", "_spread", "at", "call_ns", "cost_ns", "inside_ns", "interval", "last", "look_ns",
-        "sampled_ns", "since", "taken", "total_cost_ns", "total_ns",
+        "_compared", "_rate", "_seed", "_spread", "at", "call_ns", "cost_ns", "inside_ns", "interval", "last", "sampled_ns",
+        "since", "taken", "total_cost_ns", "total_ns",
     )  # fmt: skip
 
     def __init__(self, rate: int, seed: int = 1) -> None:
@@ -63,8 +63,6 @@ class Sampler:
         """What a sample costs on top, of late."""
         self.inside_ns = 0.0
         """What of it was seen from inside: the cost is not less."""
-        self.look_ns = 0.0
-        """What looking at a sampled call takes besides, behind its answer: part of what a sample costs."""
         self.total_cost_ns = 0.0
         self.total_ns = 0.0
         """Time of the calls these samples stand for."""
@@ -91,7 +89,7 @@ class Sampler:
         weight = max(1 / MEMORY, 1 / self._compared)
         self.call_ns += weight * (max(1, ns) - self.call_ns) if self._compared > 1 else max(1, ns) - self.call_ns
         cost = self.sampled_ns - ns
-        self.total_cost_ns += cost + self.look_ns
+        self.total_cost_ns += cost
         if self._compared <= FREE:  # the first samples find everything cold
             self.cost_ns = cost if self._compared == 1 else min(cost, self.cost_ns)
         else:  # what is far off, either way, was the machine's doing: cutting one side only would hide a cost in the noise
@@ -110,7 +108,7 @@ class Sampler:
         if self.since <= FREE:
             return wanted
         unsure = (self._spread / MEMORY) ** 0.5
-        paid = int((max(self.inside_ns, self.cost_ns + unsure) + self.look_ns) / (BUDGET * self.call_ns)) + 1
+        paid = int(max(self.inside_ns, self.cost_ns + unsure) / (BUDGET * self.call_ns)) + 1
         steady = self.since > 4 * STEP
         return max(wanted, paid, int(1e9 / (MOST_PER_SECOND * self.call_ns)) if steady else 1)
 

@@ -347,7 +347,7 @@ class Engine:
         number, entered, began = entry.calls, time.perf_counter(), self.log.now()
         since, entry.looked = max(1, number - entry.looked), number
         own = entry.own and plan is entry.baseline
-        answer, turn, result, only_timed = None if own else plan, None, None, False
+        answer, turn, result = None if own else plan, None, None
         if being_recorded(leaves):  # by the caller: nothing is timed, kept or compared
             entry.next_look = number + 1
             counts.answered(-1)
@@ -359,7 +359,7 @@ class Engine:
             if number >= entry.sampler.at and self._improver is not None and self._improver.first_plan_awaited(entry):
                 entry.sampler.later(number)  # what samples are for comes behind it, and looking takes a worker's time
             if number >= entry.sampler.at:
-                answer, seconds, only_timed = plan, list[float](), bool(entry.sampler.sampled_ns)
+                answer, seconds = plan, list[float]()
 
                 def sampled(*leaves: torch.Tensor) -> tuple[Any, ...]:
                     outs, spent = self.call_sampler.run(entry.key, number, plan, entry.baseline, entry.weights, leaves)
@@ -367,7 +367,7 @@ class Engine:
                     return outs
 
                 outs = sampled(*leaves) if link is PLAIN else joined(link, sampled, leaves)
-                spent, ran = seconds[0], time.perf_counter() - entered
+                spent = seconds[0]
                 if own and not entry.sampler.sampled_ns:
                     later_than_own(entry, number)
             else:
@@ -379,7 +379,7 @@ class Engine:
                     outs = self.own_code(*args, **kwargs)
                 else:
                     outs = answer.run(*leaves) if link is PLAIN else joined(link, answer.run, leaves)
-                spent = ran = clock() - begin
+                spent = clock() - begin
         except Exception as e:
             if answer is None:
                 counts.module_calls += 1
@@ -393,17 +393,12 @@ class Engine:
         self.log.span("calls", "own code" if answer is None else f"tier {answer.tier}", began, call=number)
         counts.looked_at += 1
         try:
-            if only_timed:  # for the sample before it
-                self._count(entry, number, seen, spent, since)
-            else:
-                self._learn(site, entry, plan, seen, signature, spent, since)
+            self._learn(site, entry, plan, seen, signature, spent, since)
             if turn is not None:
                 self._compared(site, entry, turn, leaves, spent, time.perf_counter() - entered - spent)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
-            if not only_timed:
-                entry.look_s += (min(time.perf_counter() - entered - ran, MOST_LOOK_S) - entry.look_s) / 8
-                entry.sampler.look_ns = entry.look_s * 1e9
+            entry.look_s += (min(time.perf_counter() - entered - spent, MOST_LOOK_S) - entry.look_s) / 8
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self.log.count("learning_faults")
             self.log.decide(Action.KEEP, Why.LEARNING_FAILED, self.model.name, because=f"{type(e).__name__}: {e}")
@@ -445,15 +440,6 @@ class Engine:
         if judge.trial is not None and judge is entry.contest and judge.new is entry.baseline:
             decided(entry, judge, judge.trial, self.log, self.model.name)
 
-    def _count(self, entry: Entry, number: int, leaves: Sequence[torch.Tensor], spent: float, since: int) -> None:
-        """So many calls took as long as this one, which may be one of a pair; when the next is looked at."""
-        entry.heat += since
-        entry.seconds += spent * since
-        after = interval(entry.heat, self.settings.watch_rate, spent, entry.look_s)
-        entry.next_look = min(number + after, max(number + 1, entry.sampler.at))
-        if entry.repeats.note(number, leaves):
-            entry.next_look = number + 1
-
     def _learn(
         self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor], signature: Signature, spent: float, since: int
     ) -> None:  # fmt: skip
@@ -462,10 +448,15 @@ class Engine:
         self.concurrency.note(calls_in_flight())
         if not plan.tier:
             self._teller.below()
-        self._count(entry, number, leaves, spent, since)
+        entry.heat += since
+        entry.seconds += spent * since
+        after = interval(entry.heat, self.settings.watch_rate, spent, entry.look_s)
+        entry.next_look = min(number + after, max(number + 1, entry.sampler.at))
         if self.settings.debug >= CALLS:
             entry.next_look = number + 1
             say(CALLS, CALLS, lambda: f"call {number} of {self.model.name}: tier {plan.tier}, {spent * 1e6:.1f} us")
+        if entry.repeats.note(number, leaves):
+            entry.next_look = number + 1
         entry.samples.note(signature, leaves)
         entry.callers.note(threading.get_ident())
         if self._improver is not None:
