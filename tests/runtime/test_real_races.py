@@ -176,6 +176,7 @@ def test_a_plan_for_recurring_sizes_wins_against_one_for_all_sizes(monkeypatch: 
     fast.close()
 
 
+@pytest.mark.budget_s(10)
 def test_zeros_that_a_relu_leaves_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody says that there are zeros: sampled calls show them, the worker measures from which share on they are left out, and
     the plan with that side is proven and raced on live calls. Plans without such a side sleep."""
