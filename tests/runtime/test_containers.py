@@ -198,6 +198,7 @@ def _named() -> object:
 
 UNNAMED: list[Callable[..., Any]] = [
     lambda k: os.getenv(k), lambda: dict(os.environ), lambda: os.environ.copy(), lambda k: k in os.environ, lambda k: os.environ[k],
+    lambda: os.environ, lambda: os.getenv, lambda: os.environ.get,
     lambda f: f(os.environ, "A"), lambda f: f(os.getenv, "A"), lambda f: f(os.environ.get, "A"), lambda: os.getenv("A" + str(1)),
 ]  # fmt: skip
 
