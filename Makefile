@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
 	@sh tools/make_venv.sh $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt "$(TORCH)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@$(BIN)/python -m compileall -q -j 0 src  # as pip does for a wheel: else every process of ours compiles them where byte code is not written
 	@touch $@
 
 demo: $(STAMP) ## two minutes: a real model gets faster while it serves; then explain() and a report in build/demo

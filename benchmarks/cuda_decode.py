@@ -1,11 +1,12 @@
 """Tokens a second of a Llama-shaped model on a CUDA device, batch 1: eager, torch.compile, and Hotfuse.
 
-    python -m benchmarks.cuda_decode [--layers 16] [--tokens 96] [--seconds 40] [--tiers 2] [--peers reduce-overhead] [--steps]
+    python -m benchmarks.cuda_decode [--layers 16] [--tokens 96] [--seconds 40] [--tiers 2] [--peers default] [--steps] [--exact]
 
 fp16, random weights, 1 B parameters. Every token is read on the host before the next step, as a program does that looks for the end
 of a sentence. "Static" caches have room for 512 tokens from the beginning; eager's default grows by concatenation. Texts are
 generated until steps are replayed (of tier 2: in generated kernels), or `--seconds` are over; then contenders take turns, a text
 each. `--steps` says what a step spends where: the host until everything is launched, the device's kernels, and all of it.
+`--exact` gives all of them, and the model in float64, the same tokens, and says how far each one's logits are from those.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def main() -> None:
     options.add_argument("--static", action=argparse.BooleanOptionalAction, default=True, help="static caches, too")
     options.add_argument("--peers", default="", help="modes of torch.compile, between commas: default,reduce-overhead")
     options.add_argument("--steps", action="store_true", help="what a step spends where")
+    options.add_argument("--exact", action="store_true", help="how far logits are from those of float64")
     asked = options.parse_args()
     config = t.LlamaConfig(hidden_size=2048, num_hidden_layers=asked.layers, intermediate_size=5632, num_attention_heads=32,
                            num_key_value_heads=8)  # fmt: skip
@@ -80,6 +82,8 @@ def main() -> None:
             print(f"{name}: replayed after {when} s, {replays(jit)} replays and {generated(jit)} generated kernels after "
                   f"{time.perf_counter() - begin:.1f} s; tokens/s: {', '.join(texts)}", flush=True)  # fmt: skip
         print_rates(in_turns(contenders, config, prompt, asked), want)
+        if asked.exact:
+            print_errors(contenders, config, model, asked.tokens)
         if asked.steps:
             for name, (run, static) in contenders.items():
                 print(f"{name}: {a_step(run, config, prompt, static=static)}", flush=True)
@@ -119,6 +123,35 @@ def print_rates(found: Texts, want: list[int]) -> None:
         same = sum(a == b for a, b in zip(texts[-1][0], want, strict=True)) / len(want)
         print(f"{name}: {median(rates):.0f} tokens/s ({', '.join(f'{r:.0f}' for r in rates)}), {same:.0%} of the tokens as eager's",
               flush=True)  # fmt: skip
+
+
+def print_errors(
+    contenders: dict[str, tuple[Callable[..., Any], bool]], config: Any, model: torch.nn.Module, tokens: int
+) -> None:
+    """Of every step's logits, the distance to those of float64 over their norm: random tokens, the same for everybody."""
+    import transformers as t
+
+    with torch.device("cuda"):
+        exact: Any = t.LlamaForCausalLM(config)
+    exact.load_state_dict(model.state_dict())
+    exact = exact.eval().double()
+    given = [torch.randint(5, 30000, (1, PROMPT if step == 0 else 1), device="cuda") for step in range(tokens)]
+
+    def logits(run: Callable[..., Any], *, static: bool) -> list[torch.Tensor]:
+        cache = t.StaticCache(config=config, max_cache_len=ROOM) if static else t.DynamicCache(config=config)
+        found: list[torch.Tensor] = []
+        for step, ids in enumerate(given):
+            at = torch.arange(PROMPT, device="cuda") if step == 0 else torch.tensor([PROMPT - 1 + step], device="cuda")
+            found.append(run(input_ids=ids, past_key_values=cache, cache_position=at).logits[0, -1].double())
+        return found
+
+    want = logits(exact, static=False)
+    for name, (run, static) in contenders.items():
+        got = logits(run, static=static)
+        errors = [float((g - w).norm() / w.norm()) for g, w in zip(got, want, strict=True)]
+        same = sum(int(g.argmax()) == int(w.argmax()) for g, w in zip(got, want, strict=True))
+        print(f"{name}: against float64 median {median(errors):.2e}, most {max(errors):.2e}; "
+              f"{same} of {tokens} tokens as float64's", flush=True)  # fmt: skip
 
 
 def replays(jit: hotfuse.Jit) -> int:

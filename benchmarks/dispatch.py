@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import hotfuse
+from benchmarks.repeated_run import Repeated
 from benchmarks.timing import summarize
-from hotfuse.backends.llvm.runs.repeat import Repeated
 from hotfuse.base.settings import from_env
 from hotfuse.runtime.plan import Plan
 

@@ -79,7 +79,7 @@ class _Child:
         import torch
         import torch._inductor.config as config
 
-        from benchmarks.models import flat
+        from benchmarks.arrays import flat
 
         if self.model.module is None:
             return {"absent": "an ONNX model has no torch code"}

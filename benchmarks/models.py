@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -35,12 +34,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 import hotfuse
 from benchmarks import zoo
+from benchmarks.arrays import Arrays, difference, flat
 from benchmarks.frozen import Frozen
 from benchmarks.model_rows import OURS, STORED, TIER0, Row, all_kept, keep, kept, measured_with, summary, table
 from benchmarks.peers import PEERS, Absent, Call, first_line
@@ -55,28 +53,9 @@ REST_S = 0.01
 """Between two contenders' turns: the thread pool of the one before stops spinning."""
 SETTLE_S, CHILD_S = 600.0, 1800.0
 INDUCTOR = "inductor"
-Arrays = list[np.ndarray[Any, Any]]
 
 
 # --- Hotfuse -------------------------------------------------------------------------------------
-
-
-def flat(result: Any) -> Arrays:
-    """Outputs of whatever structure as arrays."""
-    leaves = result if isinstance(result, list) else pytree.tree_flatten(result)[0]
-    return [v.detach().numpy() if isinstance(v, torch.Tensor) else np.asarray(v) for v in leaves]
-
-
-def difference(got: Arrays, want: Arrays) -> float:
-    """The largest error relative to the largest magnitude of each output; infinite where shapes differ."""
-    if [g.shape for g in got] != [w.shape for w in want]:
-        return math.inf
-    worst = 0.0
-    for g, w in zip(got, want, strict=True):
-        if w.size:
-            error = float(np.abs(g.astype(np.float64) - w).max())
-            worst = max(worst, error / (float(np.abs(w).max()) or 1.0) if error == error else math.inf)
-    return worst
 
 
 def settled(model: zoo.ZooModel, inputs: dict[str, Any], settings: Settings) -> tuple[Call, dict[str, Any]]:

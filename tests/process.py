@@ -47,7 +47,7 @@ def finish() -> None:
     """Wait for background jobs, which would compile, count, take memory and hold the interpreter in the next test."""
     until = time.monotonic() + JOBS_S
     own = None if (service := loaded("compile.workers.service")) is None else service._service
-    while own is not None and own._jobs and time.monotonic() < until:
+    while own is not None and own._queues and time.monotonic() < until:
         time.sleep(0.005)
 
 

@@ -30,7 +30,7 @@ from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.common.lowered import StateArgument
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve import parallel_branches
-from hotfuse.runtime.tierup import improve
+from hotfuse.runtime.tierup import attempt_runner
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.tierup.race import race as real_race
 from hotfuse.session import serving
@@ -92,7 +92,7 @@ def new_plans_win_by(patch: pytest.MonkeyPatch, times: float) -> None:
     ) -> Trial:
         return real_race(prolonged(old, times), new, *more, before=[(was * times, now) for was, now in before], **how)
 
-    patch.setattr(improve, "race", race)
+    patch.setattr(attempt_runner, "race", race)
 
 
 def nobody_wins(patch: pytest.MonkeyPatch, held: list[Held]) -> None:
@@ -107,7 +107,7 @@ def nobody_wins(patch: pytest.MonkeyPatch, held: list[Held]) -> None:
         held.append(Held(found, tuple(before), how.get("clock")))
         return found
 
-    patch.setattr(improve, "race", race)
+    patch.setattr(attempt_runner, "race", race)
 
 
 def raced(
@@ -125,7 +125,7 @@ def raced(
         held.append(Held(found, tuple(before), how.get("clock")))
         return found
 
-    patch.setattr(improve, "race", race)
+    patch.setattr(attempt_runner, "race", race)
     return held
 
 

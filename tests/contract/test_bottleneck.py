@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotfuse.compile.unit.kernel_cache import kernel_cache
-from hotfuse.fusion.crossover import MAX_WAYS, Variant, crossovers, refined
+from hotfuse.fusion.crossover import MAX_INTERVALS, Variant, crossovers, refined
 from hotfuse.fusion.forecast import Figures
 from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Diagnosis, Ledger, Profile, Strategy, diagnose
@@ -116,4 +116,4 @@ def test_there_are_only_so_many_ways() -> None:
         return Figures(s, s, s, s, s)
 
     found = crossovers(_variants(), "M", SIZES, {}, wild)
-    assert 1 <= len(found.intervals) <= MAX_WAYS and found.intervals[0].first == 0 and found.intervals[-1].last is None
+    assert 1 <= len(found.intervals) <= MAX_INTERVALS and found.intervals[0].first == 0 and found.intervals[-1].last is None

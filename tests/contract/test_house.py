@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -65,3 +66,27 @@ def test_only_the_registry_names_a_back_end(folder: str) -> None:
     inside = f"hotfuse.backends.{folder}"
     knows = {m for m, deps in GRAPH.items() if not m.startswith(inside) and any(d.startswith(inside) for d in deps)}
     assert knows == SEAM
+
+
+DOCUMENT = ROOT.parents[1] / "docs" / "architecture.md"
+
+
+def test_the_architecture_names_modules_that_exist() -> None:
+    """A module that is moved or renamed takes its mention along."""
+    if not DOCUMENT.exists():
+        pytest.skip("an installed package has no documents")
+    tops = {n.split(".")[1] for n in NAMES if n.count(".") == 1}
+    dotted = set(re.findall(r"`((?:[a-z_0-9]+\.)+[A-Za-z_0-9]+)`", DOCUMENT.read_text()))
+    ours = {d for d in dotted if d.split(".")[0] in tops}
+
+    def known(mention: str) -> bool:
+        full = f"hotfuse.{mention}"
+        parent, last = full.rsplit(".", 1)
+        if full in NAMES:
+            return True
+        while parent not in NAMES:
+            parent, last = parent.rsplit(".", 1)
+        path = next(p for p in TREES if name(p) == parent)
+        return re.search(rf"\b{last}\b", path.read_text()) is not None
+
+    assert len(ours) > 100 and {d for d in ours if not known(d)} == set()

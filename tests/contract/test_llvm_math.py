@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.native import NativeKernel, compile_kernel, load_kernel
 from hotfuse.ir.types import DType
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.build import KernelBuilder
@@ -114,17 +115,21 @@ def points(per_exponent: int, seed: int) -> Array:
     return np.concatenate([x, np.zeros(-x.size % 16, np.float32)])
 
 
-def run(name: str, target: CpuTarget, *operands: Array, dtype: DType = DType.F32) -> Array:
-    """A function over whole arrays."""
+def loaded(name: str, target: CpuTarget, operands: int, dtype: DType = DType.F32) -> NativeKernel:
+    """A function over whole arrays, ready to be entered."""
     b = KernelBuilder(f"f_{name}")
     n = b.size("n")
-    inputs = [b.input(f"x{k}", dtype, (n,)) for k in range(len(operands))]
+    inputs = [b.input(f"x{k}", dtype, (n,)) for k in range(operands)]
     y = b.output("y", dtype, (n,))
     with b.loop("i", 0, n, 16) as i:
         b.store(y, (i.var,), b.map(name, *(b.load(x, (i.var,), (16,)) for x in inputs)))
+    return load_kernel(compile_kernel(b.finish(), target))
+
+
+def run(name: str, target: CpuTarget, *operands: Array, dtype: DType = DType.F32) -> Array:
+    """A function's results."""
     out = np.zeros_like(operands[0])
-    native = load_kernel(compile_kernel(b.finish(), target))
-    native.enter(*(x.ctypes.data for x in operands), out.ctypes.data, 0, out.size, 1)
+    loaded(name, target, len(operands), dtype).enter(*(x.ctypes.data for x in operands), out.ctypes.data, 0, out.size, 1)
     return out
 
 
@@ -165,6 +170,25 @@ def test_decay(target: CpuTarget) -> None:
     assert np.array_equal(np.isnan(got), np.isnan(x)) and got[np.isneginf(x)] == 0
     allowed = want * (3e-7 + 4e-9 * np.minimum(np.abs(x.astype(np.float64)), 1e3)) + 2.0**-148
     assert (np.abs(got - want)[~np.isnan(x)] <= allowed[~np.isnan(x)]).all()
+
+
+@levels
+@pytest.mark.parametrize("name", ["exp", "exp2", "decay"])
+def test_what_is_zero_does_not_underflow(name: str, target: CpuTarget) -> None:
+    """An underflow is handled in microcode by some processors, and what a mask hides is the exponential of -inf."""
+    if not target.fma:
+        pytest.skip("the C library's function, lane by lane")
+    libm, underflow = ctypes.CDLL("libm.so.6"), 0x10
+    native = loaded(name, target, 1)
+
+    def underflows(x: float) -> bool:
+        inputs, out = np.full(32, x, np.float32), np.full(32, np.nan, np.float32)
+        libm.feclearexcept(underflow)
+        native.enter(inputs.ctypes.data, out.ctypes.data, 0, out.size, 1)
+        return bool(libm.fetestexcept(underflow))
+
+    assert not any(underflows(x) for x in (-np.inf, -3e38, -1e4, -200.0, -152.0, -1.0, 0.0))
+    assert underflows(-87.5 if name != "exp2" else -126.5), "denormal results are kept, so the flag is to be seen"
 
 
 @levels

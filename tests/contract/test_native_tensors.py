@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotfuse.base.once import once
-from hotfuse.native import tensors
+from hotfuse.native import tensor_layout, tensors
 from hotfuse.native.jit import compile_object, load_object
 from hotfuse.native.target import host
 from hotfuse.native.tensors import TensorReader, dtype_code
@@ -213,8 +213,8 @@ def test_a_torch_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(tensors.InternalError):
         tensors.access()
     anew()
-    right = tensors.find_places(tensors._specimens())
-    moved = tensors.Places(right.type_at, right.impl_at, right.keys_at - 8)
+    right = tensor_layout.find_places(tensor_layout.specimens())
+    moved = tensor_layout.Places(right.type_at, right.impl_at, right.keys_at - 8)
     monkeypatch.setattr(tensors, "find_places", lambda _t: moved)
     assert "native code" in tensors.unavailable()
     monkeypatch.undo()

@@ -242,6 +242,46 @@ def test_captured_graphs_have_it_too_and_it_is_counted() -> None:
     assert memory["prepared"] == 96
 
 
+# --- instance norms as group norms -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 1024), (2, 3, 5, 7), (3, 4, 1), (1, 1, 2, 3, 4), (2, 6, 1, 1), (0, 3, 4), (2, 3, 0), (4, 5, 17)]
+)
+@pytest.mark.parametrize("how", ["plain", "far", "specials", "strided"])
+def test_an_instance_norm_of_the_interpreter(shape: tuple[int, ...], how: str) -> None:
+    rng = np.random.default_rng(len(shape))
+    x = rng.standard_normal(shape).astype(np.float32)
+    x = x + np.float32(30) if how == "far" else x
+    if how == "specials" and x.size:
+        x[0, 0].flat[0], x[-1, -1].flat[-1] = np.nan, np.inf
+    weights: Arrays = {k: rng.standard_normal(shape[1]).astype(np.float32) for k in "sb"}
+    node = helper.make_node("InstanceNormalization", ["x", "s", "b"], ["y"], epsilon=1e-3)
+    module = module_of(built([node], {"x": x}, ["y"], weights))
+    given = torch.from_numpy(x)
+    given = torch.stack([given, given], -1)[..., 0] if how == "strided" else given
+    (got,) = (t for t in module.forward(given) if isinstance(t, torch.Tensor))
+    wide = given.double().flatten(2)
+    centred = wide - wide.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    s, b = (torch.from_numpy(weights[k]).double()[None, :, None] for k in "sb")
+    want = (normal * s + b).reshape(shape)
+    assert got.dtype is torch.float32 and got.shape == want.shape
+    beside = 2e-4 if how == "far" else 2e-5  # one element over the deviation of none: 30 / sqrt(1e-3) times the rounding of 1
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=beside, equal_nan=True)
+
+
+def test_an_instance_norm_that_no_group_norm_takes_is_the_librarys() -> None:
+    rng = np.random.default_rng(3)
+    weights: Arrays = {k: rng.standard_normal(3) for k in "sb"}
+    x = rng.standard_normal((2, 3, 4))
+    node = helper.make_node("InstanceNormalization", ["x", "s", "b"], ["y"])
+    module = module_of(built([node], {"x": x}, ["y"], weights))
+    scale, b = (torch.from_numpy(weights[k]) for k in "sb")
+    want = torch.instance_norm(torch.from_numpy(x), scale, b, None, None, True, 0.0, 1e-5, False)
+    assert torch.equal(run(module, x)[0], want)
+
+
 # --- an LSTM whose weights are packed once ------------------------------------------------------------------------------
 
 
@@ -285,6 +325,22 @@ def test_a_session_without_the_library_computes_the_same() -> None:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert all(map(torch.equal, got, run(copy.deepcopy(module), x)))
     assert [tuple(t.shape) for t in run(module, x[:, :0])] == [(4, 1, 0, 5), (1, 0, 5), (1, 0, 5)]
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_explain_says_whether_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
+    monkeypatch.setattr(packed_lstm, "_available", lambda: available)
+    rng = np.random.default_rng(6)
+    weights: Arrays = {k: rng.standard_normal(s).astype(np.float32) for k, s in (("w", (1, 20, 5)), ("r", (1, 20, 5)))}
+    x = rng.standard_normal((4, 2, 5)).astype(np.float32)
+    nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=5), helper.make_node("Squeeze", ["y", "one"], ["z"]),
+             helper.make_node("LSTM", ["z", "w", "r"], ["out"], hidden_size=5)]  # fmt: skip
+    session = hotfuse.InferenceSession(built(nodes, {"x": x}, ["out"], {**weights, "one": np.array([1])}), settings=INLINE)
+    session.run(None, {"x": x})
+    said = [line for line in str(session.explain(full=True)).splitlines() if "oneDNN" in line]
+    want = packed_lstm.PACKED if available else packed_lstm.NOT_PACKED
+    assert said == [f"the model's own code: {want} (2 of its nodes)"]
+    assert session.explain().to_dict()["own_code"] == [f"{want} (2 of its nodes)"]
 
 
 # --- an LSTM over one step ---------------------------------------------------------------------------------------------

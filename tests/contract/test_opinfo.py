@@ -39,7 +39,7 @@ _REASONS: dict[str, str] = {
     DATA_BRANCH: "corrcoef cov nn.functional.gaussian_nll_loss"
     + (" nanquantile quantile" if torch.__version__ < "2.13" else ""),
     DATA_SIZED: "linalg.lstsq linalg.lstsq.grad_oriented nn.functional.ctc_loss nn.functional.one_hot",
-    STATEFUL: """_batch_norm_with_update _native_batch_norm_legit nn.functional.batch_norm""",
+    STATEFUL: """_batch_norm_with_update _native_batch_norm_legit""",
     HELPER_SYMBOL: "combinations narrow",
     NESTED: "histogramdd",
 }

@@ -17,7 +17,7 @@ from hotfuse.compile.request_bodies import UnitRequest
 from hotfuse.compile.request_context import text_id, used_by, wanted
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import breakpoints, skipping
-from hotfuse.compile.variants.skipping import SHARES, Skipping, Zeroed, at_limit, crossing, expected, left
+from hotfuse.compile.variants.skipping import SHARES, Skipping, Zeroed, at_limit, break_even, expected, left
 from hotfuse.compile.variants.skips import SKIP, Skips
 from hotfuse.fusion.crossover import Shifts
 from hotfuse.fusion.forecast import RooflinePredictor
@@ -53,7 +53,7 @@ def asked(group: Group, saved: Callable[[int], float]) -> Skipping:
     )
 
 
-# --- the crossing
+# --- the break_even
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def asked(group: Group, saved: Callable[[int], float]) -> Skipping:
     ],
 )
 def test_where_leaving_out_begins_to_pay(times: list[tuple[int, float, float]], limit: int) -> None:
-    assert crossing(times) == limit
+    assert break_even(times) == limit
 
 
 def test_the_prediction_follows_the_work() -> None:

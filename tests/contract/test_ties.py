@@ -214,7 +214,7 @@ def test_a_capture_whose_output_lies_on_a_half_is_taken() -> None:
 
     import hotfuse
     from hotfuse import Settings
-    from hotfuse.runtime import capturing
+    from hotfuse.runtime import admission
 
     nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
              helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"])]  # fmt: skip
@@ -226,7 +226,7 @@ def test_a_capture_whose_output_lies_on_a_half_is_taken() -> None:
     x = np.linspace(-3, 3, 10, dtype=np.float32)[None]
     for apart, fine in ((0.5, True), (0.75, False)):
         session = hotfuse.InferenceSession(made.SerializeToString(), settings=Settings(capture="inline", tiers=0, record=False))
-        real = capturing.disagreement
+        real = admission.disagreement
 
         def moved(got: Any, want: Any, rtol: float, apart: float = apart, real: Any = real) -> str:
             """The model's own answer as another order of sums would have it."""
@@ -235,9 +235,9 @@ def test_a_capture_whose_output_lies_on_a_half_is_taken() -> None:
                 want[0].moved = True
             return real(got, want, rtol)
 
-        capturing.disagreement = moved
+        admission.disagreement = moved
         try:
             session.run(None, {"x": x})
         finally:
-            capturing.disagreement = real
+            admission.disagreement = real
         assert bool(session.explain().to_dict()["sites"][0]["plans"]) is fine

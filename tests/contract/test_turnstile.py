@@ -13,7 +13,7 @@ import onnx.helper
 import pytest
 
 import hotfuse
-from hotfuse.machine.turnstile import FIRST, LEAST, UNMEASURED, Turnstile
+from hotfuse.machine.turnstile import FIRST_CALLERS, MIN_CALLERS, UNMEASURED, Turnstile
 
 
 def _busy(seconds: float) -> None:
@@ -43,7 +43,7 @@ def test_all_get_their_turn_and_never_too_many_at_once() -> None:
         t.start()
     for t in threads:
         t.join(60)
-    assert done[0] == 240 and seen[0] <= FIRST and turnstile.waited > 0
+    assert done[0] == 240 and seen[0] <= FIRST_CALLERS and turnstile.waited > 0
 
 
 def test_what_operators_take_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_what_operators_take_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         _busy(0.004)
         long.measure(since, 4)
         long.leave()
-    assert short.most == LEAST and long.most == 16
+    assert short.most == MIN_CALLERS and long.most == 16
 
 
 def test_few_calls_are_measured() -> None:
@@ -71,7 +71,7 @@ def test_few_calls_are_measured() -> None:
 def test_waiting_callers_enter_when_more_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotfuse.machine.turnstile.usable_cores", lambda: 16)
     turnstile = Turnstile()
-    held = [turnstile.enter(measurable=True) for _ in range(FIRST)]
+    held = [turnstile.enter(measurable=True) for _ in range(FIRST_CALLERS)]
     entered = threading.Semaphore(0)
     threads = [threading.Thread(target=lambda: (turnstile.enter(measurable=False), entered.release())) for _ in range(6)]
     for t in threads:

@@ -129,7 +129,7 @@ def test_a_bound_changes_loops_and_not_results() -> None:
 def plan_with(variants: Callable[[int], VariantTable], other: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """A plan of a group whose other kernel computes something else, so that results show which one ran."""
     graph = parse(TEXT)
-    monkeypatch.setattr("hotfuse.compile.unit.units._Unit._crossing", lambda *_: VariantDecision())
+    monkeypatch.setattr("hotfuse.compile.unit.units._Unit._by_size", lambda *_: VariantDecision())
     kernels_win(monkeypatch)  # a clock decides nothing here
     found = fetch.finished(fetch.begin(TEXT, {"s0": 16}, INLINE))
     piece = piece_of(parse(TEXT.replace("aten.relu.default", other)), range(2), {"s0": 16})

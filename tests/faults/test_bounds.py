@@ -148,6 +148,7 @@ def test_attempts_that_were_looked_up_are_remembered_up_to_a_number(monkeypatch:
     asked: list[str] = []
     recorder = Recorder(Settings(profiles=":memory:"), log)
     here = SimpleNamespace(store=SimpleNamespace(decisions=lambda key, _n: asked.append(key) or []))
+    monkeypatch.setattr(recorder, "_shared", here)
     monkeypatch.setattr(recorder, "_here", lambda: here)
     monkeypatch.setattr(recorder, "_basis", lambda _rests: "")
     monkeypatch.setattr(record, "MOST_ASKED", 50)

@@ -287,5 +287,5 @@ def test_a_version_is_deployed_though_the_one_it_replaces_went_meanwhile(monkeyp
     monkeypatch.setattr(engine.plans, "settings", replace(engine.settings, max_versions=1))
     context = replace(improver._context, improve=lambda *_args, **_how: replace(entry.baseline))
     new_plans_win(monkeypatch)
-    improver._try(entry, for_sizes(context, site, entry, wanted))
+    improver._runner.attempt(entry, for_sizes(context, site, entry, wanted))
     assert set(entry.versions) == {wanted} and consistent(site)

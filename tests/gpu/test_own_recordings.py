@@ -147,3 +147,35 @@ def test_memory_is_given_back() -> None:
     torch.cuda.empty_cache()
     assert held > 0
     print(f"{held} bytes held, {torch.cuda.memory_reserved() - before} more than before are reserved")
+
+
+class Branches(nn.Module):
+    """Its Python reads its data, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)]) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.one(x)
+        return self.other(h) if h.sum().item() > 0 and bool(x[0, 0] > 0) else h - 1
+
+
+def test_a_way_through_code_that_reads_its_data_is_replayed() -> None:
+    model = Branches().cuda().eval()
+    with torch.no_grad(), hotfuse.jit(model) as fast:
+        usual = torch.randn(4, 64, device="cuda").abs() + 0.1
+        usual = usual if model.one(usual).sum() > 0 else -usual
+        end = time.monotonic() + 60
+
+        def replays() -> int:
+            return sum(p["counters"].get("replays", 0) for s in fast.explain().to_dict()["sites"] for p in s["plans"])
+
+        while time.monotonic() < end and replays() < 50:
+            for number in range(40):
+                x = usual + 0.01 * torch.randn_like(usual) if number % 20 else torch.randn_like(usual)
+                assert torch.allclose(fast(x), model(x), atol=1e-4)
+        assert replays() >= 50, str(fast.explain(full=True))
+        for _ in range(20):
+            x = torch.randn_like(usual)
+            assert torch.allclose(fast(x), model(x), atol=1e-4)

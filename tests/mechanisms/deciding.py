@@ -14,9 +14,9 @@ from torch import nn
 
 import hotfuse
 import hotfuse.profile.agent as agent_module
-import hotfuse.runtime.engine as engine_module
+import hotfuse.runtime.call_learner as learner_module
 import hotfuse.runtime.serve.dispatch as dispatch_module
-import hotfuse.runtime.tierup.improve as improve_module
+import hotfuse.runtime.tierup.attempt_runner as runner_module
 import hotfuse.runtime.tierup.judge as judge_module
 import hotfuse.runtime.tierup.padding as padding_module
 import hotfuse.runtime.tierup.tiers as tiers_module
@@ -111,7 +111,7 @@ def not_again(world: World) -> float:
 
 
 def said_only(self: Any, _entry: object, _attempt: object, why: Any, _reason: str, **evidence: Any) -> None:
-    self.decide(improve_module.Action.REFUSE, why, **evidence)
+    self.decide(runner_module.Action.REFUSE, why, **evidence)
 
 
 def without_row(name: str) -> Switch:
@@ -361,12 +361,12 @@ ROWS: tuple[Row, ...] = (
     guard("a miss is put down to a fact", attributed, replaced(_Tallies, "count", lambda _self, answer: answer)),
     guard("a miss costs its partition only", partition_only, unchecked(AllEqual)),
     proof("a plan that is wrong is never deployed", right_answers,
-          replaced(improve_module, "prove", lambda *_a, **_k: Proof("", 1, "tier 0"))),
+          replaced(runner_module, "prove", lambda *_a, **_k: Proof("", 1, "tier 0"))),
     proof("float64 judges what differs", close_enough, replaced(sys.modules["hotfuse.runtime.tierup.proof"], "SLACK", -1.0)),
     proof("a plan that is slower is never deployed", kept_fast,
-          replaced(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))),
+          replaced(runner_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))),
     proof("live calls decide between two plans", decided_live, replaced(PlanContest, "took", lambda *_a: None)),
-    proof("own code answers where tier 0 is slower", own_code, replaced(engine_module, "compare", lambda *_a: None)),
+    proof("own code answers where tier 0 is slower", own_code, replaced(learner_module, "compare", lambda *_a: None)),
     proof("a plan that became slower is withdrawn", withdrawn, replaced(Audit, "took", lambda *_a: False)),
     proof("inputs need not be kept", private, setting(keep_inputs=True)),
     proof("kept inputs within a budget of memory", within_budget, setting(sample_bytes=1 << 30)),

@@ -329,3 +329,15 @@ def test_a_plan_is_not_held_by_its_trial() -> None:
     assert gone() is None and not audit.is_of(PLAN)
     audit.reopen(5)  # and nothing is made of that
     assert audit.standing() is None
+
+
+def test_the_first_call_weighs_no_more_than_others_in_what_a_call_takes() -> None:
+    audit = Audit(PLAN, None, 0)
+    audit.note(1, (), 1e-3, 1)
+    assert audit.typical_us() == pytest.approx(1000)
+    for number in range(2, 17):
+        audit.note(number, (), 1e-4, 1)
+    assert audit.typical_us() == pytest.approx((1000 + 15 * 100) / 16), "a mean at first, in which the cold call is one of sixteen"
+    for number in range(17, 200):
+        audit.note(number, (), 1e-4, 1)
+    assert audit.typical_us() == pytest.approx(100, rel=1e-3)

@@ -17,7 +17,7 @@ import hotfuse
 from hotfuse.base.settings import Settings
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import team
-from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.serve.answering import turn_of
 from hotfuse.runtime.site import CallGroup
 from hotfuse.runtime.tierup import lull as lull_module
@@ -55,10 +55,10 @@ def test_a_plan_that_calls_waited_for_is_improved_without_another_call() -> None
 def test_calls_whose_capture_is_under_way_are_counted_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The capture stands still until they are over: of a small model a look takes longer than the call."""
     model, x, calls = module(), torch.randn(4, 32), 400
-    go, learn, looks = threading.Event(), Capturer._capture_and_deploy, list[int]()
+    go, learn, looks = threading.Event(), GraphAdmission._capture_and_deploy, list[int]()
     note = CallGroup.note
 
-    def held(self: Capturer, *args: Any) -> None:
+    def held(self: GraphAdmission, *args: Any) -> None:
         assert go.wait(120)
         learn(self, *args)
 
@@ -66,7 +66,7 @@ def test_calls_whose_capture_is_under_way_are_counted_without_a_look_at_each(mon
         looks.append(1)
         note(self, shapes)
 
-    monkeypatch.setattr(Capturer, "_capture_and_deploy", held)
+    monkeypatch.setattr(GraphAdmission, "_capture_and_deploy", held)
     monkeypatch.setattr(CallGroup, "note", noted)
     with hotfuse.jit(model, settings=Settings(record=False, tiers=0)) as fast:
         for _ in range(calls):
@@ -97,10 +97,15 @@ def test_a_team_on_every_core_leaves_one_to_background_work(
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode(), hotfuse.jit(own) as fast:
-            go_on = threading.Event()
-            monkeypatch.setattr(fast._engine.model, "prepare", lambda: go_on.wait(120))  # pyright: ignore[reportPrivateUsage]
+            begun, go_on = threading.Event(), threading.Event()
+
+            def prepare() -> None:  # the job that looks into the cache is over by then
+                begun.set()
+                assert go_on.wait(120)
+
+            monkeypatch.setattr(fast._engine.model, "prepare", prepare)  # pyright: ignore[reportPrivateUsage]
             fast(torch.randn(4))
-            until(lambda: background_priority.jobs > 0)
+            assert begun.wait(120) and background_priority.jobs > 0
             fast(torch.randn(4))
             assert torch.get_num_threads() == threads, "the caller's own loops have all of them"
             assert in_a_new_thread(torch.get_num_threads) == threads
@@ -167,12 +172,12 @@ def test_what_computes_beside_calls_has_the_cores_that_they_leave(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with team.beside_calls(in_flight):
-            assert torch.get_num_threads() == beside and team.threads() == threads and team.computes_beside()
+        with team.in_background(in_flight):
+            assert torch.get_num_threads() == beside and team.threads() == threads and team.computes_in_background()
             assert in_a_new_thread(in_a_call) == calls
-        with team.beside_calls(in_flight, at_least=2):  # what is measured between threads needs two
+        with team.in_background(in_flight, at_least=2):  # what is measured between threads needs two
             assert torch.get_num_threads() == max(2, beside)
-        assert torch.get_num_threads() == threads and not team.computes_beside()
+        assert torch.get_num_threads() == threads and not team.computes_in_background()
         assert in_a_new_thread(in_a_call) == (cores - 1 if threads == cores >= team.SPARE_FROM else threads)
     finally:
         torch.set_num_threads(before)
@@ -186,7 +191,7 @@ def test_a_proof_beside_calls_leaves_them_their_cores(monkeypatch: pytest.Monkey
     timed = proof._timed  # pyright: ignore[reportPrivateUsage]
 
     def noted(run: Any, inputs: Any) -> Any:
-        seen.append((torch.get_num_threads(), team.computes_beside()))
+        seen.append((torch.get_num_threads(), team.computes_in_background()))
         return timed(run, inputs)
 
     monkeypatch.setattr(proof, "_timed", noted)
@@ -210,10 +215,10 @@ def test_what_computes_while_nobody_calls_has_its_whole_team(monkeypatch: pytest
         lull = Lull(lambda: now[0], lambda: calls[0], lambda: False)
         now[0] += 1.0
         with lull.computing():
-            assert torch.get_num_threads() == 4 and not team.computes_beside()
+            assert torch.get_num_threads() == 4 and not team.computes_in_background()
         calls[0] += 1
         with lull.computing():
-            assert torch.get_num_threads() == 1 and team.computes_beside()
+            assert torch.get_num_threads() == 1 and team.computes_in_background()
         now[0] += 1.0
         with lull.computing():
             assert torch.get_num_threads() == 4
@@ -231,7 +236,7 @@ def test_calls_under_way_are_over_before_anything_is_computed(
     before, now, marked = torch.get_num_threads(), [0.0], list[bool]()
 
     def sleep(seconds: float) -> None:
-        marked.append(team.computes_beside())
+        marked.append(team.computes_in_background())
         now[0] += seconds
 
     torch.set_num_threads(4)
@@ -249,7 +254,7 @@ def test_calls_beside_computing_are_no_rounds() -> None:
     contest = PlanContest(plan, plan)
     entry: Any = SimpleNamespace(contest=contest, effects=None)
     assert turn_of(entry, plan, (), (), grad=False) is not None
-    with team.beside_calls(1):
+    with team.in_background(1):
         assert turn_of(entry, plan, (), (), grad=False) is None
     assert turn_of(entry, plan, (), (), grad=False) is not None
 

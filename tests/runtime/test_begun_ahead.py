@@ -16,7 +16,7 @@ from torch import nn
 import hotfuse
 from hotfuse.base.settings import Settings
 from hotfuse.machine.heap import heap
-from hotfuse.pipeline import _memory_of
+from hotfuse.pipeline.device import memory_of
 
 CALLS = 400
 
@@ -35,7 +35,7 @@ class Served:
         (self.site,) = self.fast._engine.sites.values()
         (self.entry,) = self.site.entries
         self.plain = self.entry.plan
-        self.entry.plan = replace(self.plain, tier=1, ahead=self.ahead, holds=_memory_of(self.plain.weights))
+        self.entry.plan = replace(self.plain, tier=1, ahead=self.ahead, holds=memory_of(self.plain.weights))
 
     def ahead(self, *inputs: torch.Tensor) -> tuple[Any, ...] | None:
         self.begun += 1

@@ -28,13 +28,14 @@ def test_a_decoder_is_packed_and_right_when_masks_flip() -> None:
             assert_right(fast, model, batch(*SIZES, FEW))
         (entry,) = next(iter(fast._engine.sites.values())).entries
         assert entry.plan.layers == (AttemptKey(PADDING),), str(fast.explain(full=True))
-        before = entry.plan.counters()["packed_calls"]
+        before, plans = entry.plan.counters()["packed_calls"], {id(entry.plan): entry.plan}
         for call in range(20):
             ids, mask = batch(*SIZES, (FEW, 1.0)[call % 2])
             if call % 4 == 2:  # padding on the left
                 mask[:, :60] = 0
             assert_right(fast, model, (ids, mask))
-        after = entry.plan.counters()
-        assert after["packed_calls"] >= before + 10, after
+            plans[id(entry.plan)] = entry.plan  # a better one may take its place meanwhile, and counts for itself
+        counters = [plan.counters() for plan in plans.values()]
+        assert sum(c["packed_calls"] for c in counters) >= before + 10, counters
         shown = str(fast.explain(full=True))
         assert "rows that" in shown and "packed rows" in shown

@@ -89,5 +89,5 @@ def test_doctor_says_who_counts_memory_traffic(
     monkeypatch.setattr(limits, "look", lambda: found)
     seen: Any = limits._traffic()  # pyright: ignore[reportPrivateUsage]
     known = limits.MachineLimits(None, "", {"cache_misses": counted}, seen, (), {}, {})
-    assert limits._told(known) == ("memory_traffic", want)  # pyright: ignore[reportPrivateUsage]
+    assert limits._traffic_row(known) == ("memory_traffic", want)  # pyright: ignore[reportPrivateUsage]
     assert known.to_dict()["memory_traffic"]["source"] == ("counted" if found[0] else "derived")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from hotfuse.compile.value import Headway
+from hotfuse.compile.value import CompileProgress
 from hotfuse.runtime.tierup import tier1
 from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext
 from hotfuse.runtime.tierup.improve import Improver
@@ -22,16 +22,23 @@ def parts_tried(monkeypatch: pytest.MonkeyPatch, steps: Sequence[tuple[float, tu
     monkeypatch.setattr(tier1, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(tier1, "demand_of", lambda context, entry: None)
 
-    def improve(*_: Any, progress: Callable[[Any, Headway], None], demand: Any) -> str:
+    def improve(*_: Any, progress: Callable[[Any, CompileProgress], None], demand: Any) -> str:
         for at, decided in steps:
             now[0] = at
-            progress(lambda: "a part", Headway(*decided))
+            progress(lambda: "a part", CompileProgress(*decided))
         return "the whole"
 
     samples = SimpleNamespace(inputs=lambda: [torch.zeros(1)], several=lambda n: [[torch.zeros(1)]])
     entry: Any = SimpleNamespace(samples=samples, baseline=SimpleNamespace(graph=None), weights={}, plan=None)
-    attempt = tier1.fused(cast(AttemptContext, SimpleNamespace(improve=improve)), entry, tried.append)
+    over = list[str]()
+
+    def at_once(attempt: Attempt) -> Callable[[], None]:
+        tried.append(attempt)
+        return lambda: over.append("the part")
+
+    attempt = tier1.fused(cast(AttemptContext, SimpleNamespace(improve=improve, vet=lambda _: None)), entry, at_once)
     assert attempt is not None and attempt.make() == "the whole"
+    assert len(over) == len(tried), "a part is over before the whole is measured"
     return tried
 
 
@@ -41,8 +48,8 @@ def test_an_unfinished_plan_is_tried_where_the_rest_takes_long(monkeypatch: pyte
 
 
 def test_it_is_not_where_the_whole_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever proves and races a part leaves the worker without work meanwhile."""
-    assert parts_tried(monkeypatch, [(6.0, (0.5, 0.5)), (12.0, (0.6, 0.6)), (20.0, (0.9, 0.9))]) == []
+    """Whoever proves and races a part takes time from the worker, for what is there for a moment."""
+    assert parts_tried(monkeypatch, [(4.0, (0.5, 0.3)), (7.0, (0.5, 0.5)), (11.0, (0.6, 0.6)), (20.0, (0.9, 0.9))]) == []
 
 
 def test_what_calls_use_is_tried_before_what_they_do_not_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hotfuse.analysis.cost import UNSEEN, node_cost
 from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.frequency import LIKELY_TRIPS, ControlBodies, frequencies, observed
 from hotfuse.compile.graph import UnitState
-from hotfuse.compile.value import Demand, Expected, Facts, Headway
+from hotfuse.compile.value import CompileProgress, Demand, Expected, Facts
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.text import parse
 from hotfuse.profile.snapshot import ControlSeen
@@ -94,9 +94,9 @@ def even(_facts: Facts) -> Expected:
 def test_what_runs_most_is_compiled_first_and_counts_most(told: dict[str, ControlSeen], order: list[str],
                                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     kernels_win(monkeypatch)
-    asked, steps = Scripted(), list[Headway]()
+    asked, steps = Scripted(), list[CompileProgress]()
     made = Compilation(asked, NEST, {"s0": 4}, Demand(outcomes=lambda: told), estimate=even)
-    made.run(lambda _message, headway: steps.append(headway))
+    made.run(lambda _message, progress: steps.append(progress))
     by_level = {level.ident: parse(level.text) for level in made.graph.levels}
     ops = [by_level[ident].nodes[nodes[0]].op.split(".")[1] for h in asked.units for ident, nodes in h["alike"][:1]]
     assert ops == order

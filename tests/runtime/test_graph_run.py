@@ -21,6 +21,7 @@ class OnCpu:
     def __init__(self) -> None:
         self.serving, self.refuses, self.spoils, self.took_s, self.now = True, "", False, 0.0, 0.0
         self.short = False
+        self.bytes, self.left, self.shortage = 0, 1 << 40, ""
         self.inside = self.most_inside = self.drained = 0
 
     def record(self, run: Any, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> Any:
@@ -37,7 +38,7 @@ class OnCpu:
                 for mine, theirs in zip(static, given, strict=True):
                     mine.copy_(theirs)
                 outs = run(*static)
-                return tuple(o.clone() + (1 if device.spoils else 0) for o in outs)
+                return tuple(o.clone() + 1 if device.spoils else o.clone() for o in outs)
 
         return Kept()
 
@@ -55,10 +56,16 @@ class OnCpu:
         self.drained += 1
 
     def held(self) -> int:
-        return 0
+        return self.bytes
 
     def total(self) -> int:
         return 1
+
+    def free(self) -> int:
+        return self.left
+
+    def short_of_memory(self) -> str:
+        return self.shortage
 
     def random_state(self) -> int:
         return 0
@@ -258,3 +265,23 @@ def test_a_call_whose_recording_finds_no_memory_has_its_answer() -> None:
     x = torch.randn(3)
     assert torch.equal(run(x)[0], torch.sin(x) * 2)
     assert run.counts["not_recordable"] == 1 and "OutOfMemory" in run.refused
+
+
+@pytest.mark.parametrize(("held", "left", "recorded"), [(100, 200, 1), (100, 199, 0), (0, 0, 1)])
+def test_recordings_leave_memory_to_the_program(held: int, left: int, recorded: int) -> None:
+    device = OnCpu()
+    device.bytes, device.left = held, left
+    run = GraphRun(lambda x: (x + 1,), device, differ)
+    for _ in range(4):
+        assert torch.equal(run(torch.ones(2))[0], torch.full((2,), 2.0))
+    assert run.counts["recorded"] == recorded and run.counts["not_recordable"] == 1 - recorded
+    assert ("leave 0 MiB" in run.refused) == (not recorded)
+
+
+def test_nothing_is_recorded_where_memory_is_short() -> None:
+    device = OnCpu()
+    device.shortage = "calls need all of it"
+    run = GraphRun(lambda x: (x + 1,), device, differ)
+    for _ in range(4):
+        assert torch.equal(run(torch.ones(2))[0], torch.full((2,), 2.0))
+    assert not run.counts["recorded"] and run.refused == "calls need all of it"

@@ -16,13 +16,21 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.events import EventLog, Why
 from hotfuse.compile import requests
+from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import idle as idle_work
+from hotfuse.compile.learn.measure import BoundCall, tile_of
 from hotfuse.compile.request_context import RequestContext
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import model
+from hotfuse.hpm.features import derive
+from hotfuse.hpm.row_cache import RowCache
+from hotfuse.ir.text import show
+from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.store import Store
 from hotfuse.runtime.observe import idle, record
 from hotfuse.runtime.observe.idle import Idle, IdleState
+from tests.contract.test_hpm import drawn
+from tests.runtime.test_speed import PEAKS
 
 
 class Fake:
@@ -155,36 +163,40 @@ def test_a_worker_that_dies_is_counted_and_given_up(monkeypatch: pytest.MonkeyPa
 # --- the work itself ----------------------------------------------------------------------------------------------------------
 
 
-def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hotfuse.hpm.trust import Judged, Trust
-    from hotfuse.machine.fingerprint import fingerprint
-    from tests.contract.test_hpm import drawn
-    from tests.runtime.test_speed import PEAKS
+def kernels_take(patch: pytest.MonkeyPatch, place: RequestContext, times: float) -> None:
+    """Kernels are compiled, bound and run as ever; what they took is so many times what their roofline says."""
+    with Store.open(place.path) as store:
+        at = this_host(store, torch.get_num_threads(), measure_peaks=False).at
 
+    def figure(bound: BoundCall) -> tuple[float, float]:
+        assert bound.times, "it ran"
+        floor = derive(RowCache(tile_of).rows([bound.candidate]), at).roof.seconds[0]
+        return times * float(floor), 0.0
+
+    patch.setattr(BoundCall, "figure", figure)
+
+
+@pytest.mark.parametrize(("times", "kept"), [(1.0, False), (7.0, True)])
+def test_slices_measure_what_models_contain_and_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, kept: bool
+) -> None:
+    """A model is judged on what it measured: where rooflines are exact it cannot be better, where they are far off it is."""
     monkeypatch.setattr(model, "LEAST_SAMPLES", 4)
     monkeypatch.setattr("hotfuse.compile.learn.measure.PASSES", 2)
-    monkeypatch.setattr("hotfuse.hpm.calibrate.NOISY", 100.0)  # whoever else runs on this machine
     monkeypatch.setattr(idle_work, "MAX_DRAWN_ROWS", 0)  # nothing is drawn
+    monkeypatch.setattr(idle_work, "_begun", {})
     place = RequestContext(str(tmp_path / "p.sqlite"))
     with Store.open(place.path) as store:
         store.machine(fingerprint(), PEAKS.to_dict())
         for p in drawn(6, "pointwise"):
-            from hotfuse.ir.text import show
-
             store.record_problem(p.key, show(p.graph), p.sizes[0])
+    kernels_take(monkeypatch, place, times)
     header = {"kind": "idle", "seconds": 200.0, **place.header()}
-    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Trust.ASIDE, "no better than rooflines"))
-    worse, _ = wire.checked(requests.answer(header, []))
-    assert worse["measured"] >= 6 and not worse["left"] and worse["version"] is None, (
-        "no better than rooflines: it is not kept"
-    )
-    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Trust.ASKED, "better than rooflines"))
-    monkeypatch.setattr(idle_work, "_begun", {})
-    answer, _ = wire.checked(requests.answer(header, []))
-    assert answer["measured"] == 0 and not answer["left"] and answer["version"] == 1
+    first, _ = wire.checked(requests.answer(header, []))
+    assert first["measured"] >= 6 and not first["left"] and first["version"] == (1 if kept else None)
     with Store.open(place.path) as store:
         names = {m.kernel for m in store.measurements(source="calibrate")}
-        assert len(names) == worse["measured"] and model.load(store) is not None
+        assert len(names) == first["measured"] and (model.load(store) is not None) is kept
     again, _ = wire.checked(requests.answer(header, []))
     assert again["measured"] == 0 and not again["left"] and again["version"] is None, "nothing is measured twice"
     reading, _ = wire.checked(requests.answer({**header, "record": False}, []))
@@ -197,7 +209,7 @@ def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("on", [True, False])
 def test_a_model_that_rests_is_learned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
     monkeypatch.setattr(idle, "SLICE_S", 1.0)
-    monkeypatch.setattr(idle, "BUSY", 1.1)  # whoever else runs on this machine
+    monkeypatch.setattr(idle, "BUSY", 1.1)  # other programs on this machine
     monkeypatch.setattr(record, "_stores", {})
     place = tmp_path / "p.sqlite"
     net = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).eval()

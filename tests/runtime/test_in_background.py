@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -30,7 +31,7 @@ from hotfuse.compile.workers.background_priority import (
     SWITCH_S,
     BackgroundPriority,
 )
-from hotfuse.compile.workers.service import MOST_THREADS, Service
+from hotfuse.compile.workers.service import MOST_THREADS, MOST_WAITING, Service
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.tierup import race as racing
 from hotfuse.session import serving
@@ -70,6 +71,64 @@ def test_jobs_of_one_model_run_in_order_and_one_at_a_time(own: Service) -> None:
     for n in range(20):
         own.submit(lambda n=n: job(n), "one")
     assert done.wait(60) and ran == list(range(20))
+
+
+def test_a_job_that_waits_lets_others_go_first_and_goes_on_when_none_is_at_work(own: Service) -> None:
+    ran: list[str] = []
+    inside, go, done, at_work, let_go = threading.Lock(), *(threading.Event() for _ in range(4))
+
+    def waits() -> None:
+        with inside:
+            ran.append("begins")
+        with own.others_meanwhile():
+            assert_set(go)
+        assert inside.acquire(blocking=False), "two jobs of a model at once"
+        ran.append("goes on")
+        inside.release()
+
+    def works(name: str) -> None:
+        with inside:
+            ran.append(name)
+            if name == "second":
+                at_work.set()
+                assert_set(let_go)
+        if name == "fourth":
+            done.set()
+
+    own.submit(waits, "one")
+    own.submit(lambda: works("first"), "one")
+    own.submit(lambda: works("second"), "one")
+    assert_set(at_work)
+    go.set()  # it comes back while another one is at work
+    own.submit(lambda: works("third"), "one")
+    own.submit(lambda: works("fourth"), "one")
+    time.sleep(0.05)
+    let_go.set()
+    assert_set(done)
+    assert ran == ["begins", "first", "second", "goes on", "third", "fourth"]
+    again = threading.Event()
+    own.submit(again.set, "one")
+    assert_set(again)
+
+
+def test_however_many_wait_jobs_run(own: Service) -> None:
+    go, waiting = threading.Event(), threading.Semaphore(0)
+
+    def waits() -> None:
+        with own.others_meanwhile():
+            waiting.release()
+            assert_set(go)
+
+    for n in range(MOST_WAITING + 2):
+        own.submit(waits, n % 3)
+    for _ in range(MOST_WAITING):
+        assert waiting.acquire(timeout=60)
+    go.set()
+    done = [threading.Event() for _ in range(3)]
+    for n, event in enumerate(done):
+        own.submit(event.set, n)
+    for event in done:
+        assert_set(event)
 
 
 def test_objects_that_somebody_froze_stay_frozen() -> None:

@@ -12,10 +12,15 @@ import torch.nn.functional as F
 import hotfuse
 import hotfuse.profile.agent as agent_module
 from hotfuse import Settings
+from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.observe import points
+from hotfuse.runtime.tierup import rows
+from hotfuse.runtime.tierup.layers import open_mask
 from hotfuse.specialize.masks import all_alike
+from hotfuse.specialize.table import OPEN_MASK, AttemptKey
 from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
@@ -80,6 +85,52 @@ def test_an_open_mask_goes_and_flips_are_served(added: bool) -> None:
     fewer = len(all_alike(entry.baseline.graph, entry.baseline.graph.inputs[1].name, 1).nodes)  # type: ignore[union-attr]
     assert f"is 1: {fewer} nodes instead of {len(entry.baseline.graph.nodes)}; else as before" in shown, shown
     assert any(d["action"] == "deploy" and d["evidence"].get("mask") for d in fast.explain().to_dict()["decisions"])
+
+
+class Shifted(torch.nn.Module):
+    """Whose mask decides nothing: it is a number like others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.first(x), -1) - mask[:, :, None].float()
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_looks_at_calls_go_through_no_graph(monkeypatch: pytest.MonkeyPatch, decides: bool) -> None:
+    """Counted: which values are masks took a millisecond of a call that was looked at, and more of larger models."""
+    model = (Attention(False) if decides else Shifted()).eval()
+    mask = torch.ones(2, 6, dtype=torch.int64 if decides else torch.bool)
+    fast = hotfuse.jit(model, settings=INLINE)
+
+    def serve(calls: int) -> None:
+        for _ in range(calls):
+            entry_of(fast).next_look = 0
+            fast(torch.randn(2, 6, 16), mask)
+
+    fast(torch.randn(2, 6, 16), mask)
+    for _ in range(5):
+        serve(60)
+        assert fast._engine.call_sampler._shared.analyzer.flush(120)
+    serve(30)
+    entry = entry_of(fast)
+    about = AttemptKey(OPEN_MASK, f"all of tensors_1 is {mask.flatten()[0].item()}")
+    assert about in entry.refused or any(layer.key == about for layer in entry.layers), str(fast.explain(full=True))
+    if not decides:
+        assert "the graph is the same without it" in str(fast.explain(full=True))
+    walks: list[str] = []
+
+    def counted(graph: Graph, name: str, number: float) -> Graph | None:
+        walks.append(name)
+        return all_alike(graph, name, number)
+
+    for module in (rows, points, open_mask):
+        monkeypatch.setattr(module, "all_alike", counted)
+    looks = entry.samples.taken
+    serve(100)
+    assert entry.samples.taken - looks >= 90 and not walks
 
 
 def test_without_watching_masks_stay() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.tierup.improve as improve_module
+import hotfuse.runtime.tierup.attempt_runner as runner_module
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Objective, Settings
 from hotfuse.explain import explain_engine
@@ -90,13 +90,13 @@ def test_weights_that_are_released_are_not_counted_twice(monkeypatch: pytest.Mon
 
 def test_a_race_for_energy_runs_on_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """On that clock sleep costs nothing: the old plan computes."""
-    real, held = improve_module.race, list[tuple[Trial, Any]]()
+    real, held = runner_module.race, list[tuple[Trial, Any]]()
 
     def race(old: Callable[..., Any], new: Callable[..., Any], *more: Any, before: Any = (), **how: Any) -> Trial:
         held.append((real(busy(old), new, *more, **how), how.get("clock")))
         return held[-1][0]
 
-    monkeypatch.setattr(improve_module, "race", race)
+    monkeypatch.setattr(runner_module, "race", race)
     with torch.no_grad():
         for objective in ("energy", "latency"):
             engine = served(

@@ -40,7 +40,7 @@ class OnCpu:
         self.asleep = False
         self.refuses = ""
         self.drained = 0
-        self.bytes = 0
+        self.bytes, self.left, self.shortage = 0, 1 << 40, ""
         self.spoils = 0.0
         self.told: list[bool] = []
 
@@ -84,6 +84,12 @@ class OnCpu:
 
     def total(self) -> int:
         return 1000
+
+    def free(self) -> int:
+        return self.left
+
+    def short_of_memory(self) -> str:
+        return self.shortage
 
     def random_state(self) -> int:
         return 0
@@ -446,12 +452,13 @@ def test_recordings_are_bounded_by_number_and_by_memory() -> None:
         for _ in range(WARM_UPS + 1):
             run(torch.randn(rows, 4))
     assert run.counts["recorded"] == MOST_RECORDINGS + 3 and run.counts["dropped"] == 3
-    device = OnCpu()
-    device.bytes = 500
-    run, log = made(Slow(device, 0.0), device)
-    for _ in range(6):
-        run(torch.randn(3, 4))
-    assert whys(log, Action.REFUSE) == [Why.TOO_MUCH_MEMORY] and run.counts["recorded"] == 0
+    for held, left, short in ((500, 1 << 40, ""), (100, 150, ""), (0, 0, "it is")):  # too much of all, of what is left; too little
+        device = OnCpu()
+        device.bytes, device.left, device.shortage = held, left, short
+        run, log = made(Slow(device, 0.0), device)
+        for _ in range(6):
+            run(torch.randn(3, 4))
+        assert whys(log, Action.REFUSE) == [Why.TOO_MUCH_MEMORY] and run.counts["recorded"] == 0
 
 
 def test_hooks_are_refused_and_switched_off_means_off() -> None:

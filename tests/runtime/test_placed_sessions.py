@@ -80,7 +80,7 @@ def test_what_the_device_refuses_is_told_once_and_turns_it_off(monkeypatch: pyte
     engine, model_, log = served(model())
     monkeypatch.setattr("hotfuse.session.serving.MOST_OF_FREE", 0.0)  # a device whose memory is full
     x = torch.randn(3, 4)
-    for _ in range(3):
+    for _ in range(6):  # memory may be free again later: it is tried three times
         assert engine.serve((x,), {})[0].shape == (3, 6)
     assert "free" in model_.off
     assert len([d for d in log.decisions if d.action is Action.FALLBACK]) == 1

@@ -119,7 +119,7 @@ def test_weights_written_during_the_first_call_are_not_served_old(taught: Settin
     DURING["now"] = write
     try:
         with hotfuse.jit(net, settings=taught) as fast:
-            fast._engine._capturer.remembered = _telling(fast._engine._capturer.remembered, seen)
+            fast._engine._capturer.graphs.remembered = _telling(fast._engine._capturer.graphs.remembered, seen)
             _served(fast, net)
             assert seen.is_set()
     finally:

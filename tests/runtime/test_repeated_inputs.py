@@ -164,6 +164,26 @@ def test_traffic_that_flips_is_right_and_soon_left_alone(every: int, parts: Part
         assert run.passed == kept_results.TIMED == made.count("whole")
 
 
+@pytest.mark.parametrize("every", [1, 10, 100])
+def test_what_comes_once_is_not_computed_apart_and_what_comes_again_stays_kept(every: int, parts: Parts) -> None:
+    """Counted: traffic that flips between contents that return and ever new ones."""
+    run, made, y, same = parts.run, parts.made, torch.randn(6), torch.full((6,), -1.0)
+    for n in range(4000):
+        x = same if n // every % 2 == 0 else torch.full((6,), float(n))
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+    assert made.count("kept") <= 1 + kept_results.IN_VAIN, "new contents are computed apart three times, and never again"
+    assert run.hits > 2000 * {1: 0.95, 10: 0.6, 100: 0.9}[every], run.counters()
+    assert made.count("whole") == 4000 - run.hits - made.count("kept")
+
+
+def test_new_contents_that_come_again_are_kept_when_they_first_come(parts: Parts) -> None:
+    run, made, y = parts.run, parts.made, torch.randn(6)
+    for n in range(kept_results.TIMED + 500):  # one image, ten prompts
+        x = torch.full((6,), float(max(0, n - kept_results.TIMED) // 10))
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+    assert made.count("kept") == run.misses == 50 and run.hits == 450
+
+
 def test_inputs_that_come_again_after_long_are_noticed_within_256_calls(parts: Parts) -> None:
     run, y = parts.run, torch.randn(6)
     for n in range(5000):

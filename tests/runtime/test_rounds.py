@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.tierup.improve as improve_module
+import hotfuse.runtime.tierup.attempt_runner as runner_module
 import hotfuse.runtime.tierup.proof as proof_module
 from hotfuse.api import TorchModel
 from hotfuse.base.events import EventLog
@@ -19,7 +19,7 @@ from hotfuse.ir.graph import Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.tierup.judge import glance
+from hotfuse.runtime.tierup.judge import screen
 from hotfuse.runtime.tierup.proof import prove
 from hotfuse.runtime.tierup.race import OVERTIME, race
 from tests.races import SLOWER_S, new_plans_win, raced
@@ -124,10 +124,13 @@ def test_what_a_proof_took_on_slow_calls_is_glance_enough() -> None:
     """Neither plan runs once more beside the calls that it would hold up."""
     clock = Clock()
     runs = clock.taking("old", 0.0), clock.taking("new", 0.0)
-    assert glance(*runs, (), [(0.4, 0.9)]) == (0.4, 0.9) and glance(*runs, (), [(0.4, 1.2), (0.5, 1.1)]) == (0.4, 1.1)
+    assert screen(*runs, (), [(0.4, 0.9)]) == (0.4, 0.9) and screen(*runs, (), [(0.4, 1.2), (0.5, 1.1)]) == (0.4, 1.1)
     assert not clock.order
-    glance(*runs, (), [(0.01, 0.09)])  # what is over at once is looked at again, warm
+    assert screen(*runs, (), [(0.09, 0.05), (0.03, 0.02), (0.04, 0.03)]) == (0.03, 0.02) and not clock.order, "three show it, too"
+    screen(*runs, (), [(0.01, 0.09)])  # what is over at once is looked at again, warm
     assert clock.order == ["old", "new", "new", "old"]
+    screen(*runs, (), [(0.001, 0.002)] * 4)  # as is what takes a moment
+    assert len(clock.order) == 8
 
 
 @pytest.mark.parametrize(("objective", "known"), [("latency", True), ("memory", True), ("energy", False)])
@@ -187,7 +190,7 @@ def test_a_plan_is_proven_on_kinds_of_calls_that_came_while_it_was_made(monkeypa
         proven.append([c[0].shape[0] for c in calls])
         return plain(new, old, calls, *more)
 
-    monkeypatch.setattr(improve_module, "prove", noted)
+    monkeypatch.setattr(runner_module, "prove", noted)
     made, model = Compiler(), nn.Linear(4, 4).eval()
     engines: list[Engine] = []
 

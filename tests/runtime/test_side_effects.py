@@ -376,3 +376,18 @@ def test_a_model_that_changes_itself_in_every_call_is_captured_ever_more_rarely(
     assert model.calls == 1_000 and 2 <= len(captures) <= 8, captures
     assert any("changes Effect.calls" in line for line in str(fast.explain()).splitlines()), str(fast.explain())
     fast.close()
+
+
+def test_code_that_asks_for_deterministic_algorithms_is_asked_again_by_every_call() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if torch.are_deterministic_algorithms_enabled() else x - 1
+
+    model, x = Asks(), torch.randn(3)
+    fast = served(model, x)
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    try:
+        assert torch.equal(fast(x), x + 1)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    assert torch.equal(fast(x), x - 1)

@@ -28,7 +28,7 @@ from tests.runtime.test_strategies import Deep
 
 ROWS = AttemptKey(ZERO_ROWS)
 INLINE = Settings(capture="inline", hot_calls=2)
-NOTHING = Share(30, 0.0, 0.0, ())
+NOTHING = Share(30, 0.0, 0.0)
 
 
 def seen(zero_rows: float, samples: int = FEWEST) -> GraphSeen:

@@ -11,8 +11,8 @@ import torch
 import hotfuse
 from hotfuse import Settings
 from hotfuse.runtime.serve.packing import MOSTLY_LIVE
-from hotfuse.runtime.tierup.improve import as_served, recipe_verdict
-from hotfuse.runtime.tierup.judge import LONG_S, glance
+from hotfuse.runtime.tierup.attempt_runner import as_served, recipe_verdict
+from hotfuse.runtime.tierup.judge import LONG_S, screen
 from hotfuse.runtime.tierup.objective import Trade
 from hotfuse.runtime.tierup.padding import SLOW_S, paying_share
 from hotfuse.runtime.tierup.proof import prove
@@ -60,8 +60,8 @@ def test_a_glance_at_long_calls_runs_nothing() -> None:
     def plan(*_inputs: Any) -> None:
         ran.append(1)
 
-    assert glance(plan, plan, [], [(2 * LONG_S, LONG_S / 2)]) == (2 * LONG_S, LONG_S / 2) and not ran
-    glance(plan, plan, [], [(LONG_S / 2, LONG_S / 4)])
+    assert screen(plan, plan, [], [(2 * LONG_S, LONG_S / 2)]) == (2 * LONG_S, LONG_S / 2) and not ran
+    screen(plan, plan, [], [(LONG_S / 2, LONG_S / 4)])
     assert len(ran) == 4
 
 

@@ -23,8 +23,9 @@ from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.samples import KEPT_IDLE, CallSamples, made_up
 from hotfuse.runtime.tierup.attempt import demand_of
+from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.race import ALPHA, growth, race
-from hotfuse.runtime.tierup.tiers import is_hot, threshold
+from hotfuse.runtime.tierup.tiers import FEWEST, MANY_CALLS, is_hot, threshold, weighs
 from tests.races import new_plans_lose, new_plans_win
 
 SETTINGS = Settings(capture="inline", hot_calls=2)
@@ -334,3 +335,29 @@ def test_a_site_that_gave_up_special_cases_takes_them_again_when_the_traffic_cha
         improver.consider(site, entry, entry.plan)
         assert cache.generic is generic
     engine.close()
+
+
+def test_of_many_calls_few_looks_weigh_what_may_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted: what every look did took most of what watching costs, and traffic that no bet is for pays that for ever."""
+    assert all(weighs(MANY_CALLS - 1, looks) for looks in range(2 * FEWEST))
+    assert sum(weighs(MANY_CALLS, looks) for looks in range(2 * FEWEST)) == 2
+    weighed: list[int] = []
+    rows = Improver._consider_rows  # pyright: ignore[reportPrivateUsage]
+
+    def counted(self: Improver, *args: Any) -> bool:
+        weighed.append(1)
+        return rows(self, *args)
+
+    monkeypatch.setattr(Improver, "_consider_rows", counted)
+    engine = served(nn.Linear(4, 4), Compiler())
+    for _ in range(64):
+        engine(torch.randn(2, 4))
+    (entry,) = (e for site in engine.sites.values() for e in site.entries)
+    early = len(weighed) / entry.samples.taken
+    entry.heat, looks = MANY_CALLS, entry.samples.taken
+    weighed.clear()
+    for _ in range(10 * FEWEST):
+        entry.next_look = 0
+        engine(torch.randn(2, 4))
+    late = len(weighed) / (entry.samples.taken - looks)
+    assert early > 10 * late > 0

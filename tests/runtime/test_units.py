@@ -24,7 +24,7 @@ from hotfuse.compile.graph import UnitState
 from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.requests import Here
 from hotfuse.compile.unit import units
-from hotfuse.compile.value import Expected, Facts, Headway, RooflineEstimator, worth
+from hotfuse.compile.value import CompileProgress, Expected, Facts, RooflineEstimator, worth
 from hotfuse.compile.workers.service import counters, service
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit, Budget
@@ -84,6 +84,7 @@ def chain(ops: list[str], size: str = "s0") -> str:
 
 
 WIDE = 96
+ALL_DONE = CompileProgress(1.0, 1.0)
 """Too many for a kernel to sort: sorts of as many stay with the library, and keep apart what is around them."""
 
 
@@ -118,7 +119,7 @@ def test_groups_that_are_alike_are_one_unit() -> None:
     done = compiled(layers(5), asked)
     assert [len(h["alike"]) for h in asked.units] == [5]
     assert [k for _, _, k in check(done)] == [0, -1] * 5
-    assert done.graph.counts["deduplicated"] == 4 and done.graph.counts["compiled"] == 1 and done.headway == Headway(1.0, 1.0)
+    assert done.graph.counts["deduplicated"] == 4 and done.graph.counts["compiled"] == 1 and done.progress == ALL_DONE
 
 
 MIXED = f"""
@@ -361,7 +362,7 @@ def test_traffic_to_and_fro_does_not_keep_a_compilation_from_ending() -> None:
     asked = Scripted(lambda h: {"ok": True, "refused": f"it loses at {h['dims']['s0']}"})
     done = compiled(MIXED, asked, latest=lambda: next(sizes))
     assert len({tuple(h["dims"].items()) for h in asked.units}) <= 2 and len(asked.units) <= 3 * (compilation.TURNS + 1)
-    assert done.headway == Headway(1.0, 1.0)
+    assert done.progress == ALL_DONE
 
 
 def test_a_cancelled_compilation_ends_and_says_so() -> None:
@@ -417,7 +418,7 @@ def test_a_plan_can_be_had_at_any_time_and_each_is_right() -> None:
     want = LibraryBackend().compile(graph, weights).run(x)
     seen: list[tuple[float, int]] = []
 
-    def progress(make: Callable[[], Any], settled: Headway) -> None:
+    def progress(make: Callable[[], Any], settled: CompileProgress) -> None:
         plan = make()
         torch.testing.assert_close(plan.run(x), want, rtol=1e-4, atol=1e-4)
         seen.append((settled.decided, sum(a.backend != "library" for a in plan.artifacts)))
@@ -439,7 +440,7 @@ def test_workers_that_die_while_units_compile_lose_no_unit() -> None:
     before = counters()
     killed: list[int] = []
 
-    def progress(_make: Callable[[], Any], _settled: Headway) -> None:
+    def progress(_make: Callable[[], Any], _settled: CompileProgress) -> None:
         worker = service().worker
         if not killed and worker is not None:
             killed.append(worker.pid)

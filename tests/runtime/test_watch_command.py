@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
+import torch.nn.functional as F
 from typer.testing import CliRunner
 
+import hotfuse
+import hotfuse.profile.agent as agent_module
+from hotfuse.base.structure import take_call
 from hotfuse.cli import app
 from hotfuse.cli.watch import watched_lines
+from hotfuse.ir.graph import Value
+from hotfuse.ir.types import DType, TensorType
+from hotfuse.runtime.observe.labels import input_labels
+from tests.races import kernels_win, new_plans_win
 from tests.runtime.test_repeated_inputs import TwoTowers
 
 
@@ -25,8 +34,56 @@ def test_a_held_input_is_seen_to_come_again() -> None:
     assert text == 1.0 and image < 0.5
     shown = "\n".join(watched_lines(data))
     assert "came again in 100%" in shown and "bet: " in shown
+    assert "input tensors_0 (image), f32[3, 12]" in shown and "input tensors_1 (text), i64[5, 7]" in shown, shown
 
 
 def test_what_cannot_be_held_is_an_error() -> None:
     done = CliRunner().invoke(app, ["watch", f"{__name__}:towers", "--seconds", "1", "--hold", "7"])
     assert done.exit_code != 0 and "no input 7" in done.output
+
+
+class MaskedAttention(torch.nn.Module):
+    """Four heads that share a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor, *, keep: torch.Tensor | None = None) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if keep is None else keep[:, None, None, :])
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_what_kernels_leave_out_is_told_with_what_sampled_calls_showed(monkeypatch: pytest.MonkeyPatch, masked: bool) -> None:
+    monkeypatch.setattr(agent_module, "BUDGET", 1e9)
+    kernels_win(monkeypatch)
+    new_plans_win(monkeypatch)
+    model = MaskedAttention().eval()
+    keep = {"keep": torch.arange(64).expand(2, 64) < 16} if masked else {}
+    settings = hotfuse.Settings(capture="inline", hot_calls=2, watch_rate=2, padding="keep")
+    with torch.no_grad(), hotfuse.jit(model, settings=settings) as fast:
+        for _ in range(40):
+            x = torch.randn(2, 64, 32)
+            torch.testing.assert_close(fast(x, **keep), model(x, **keep), rtol=1e-4, atol=1e-5)
+        assert fast._engine.call_sampler._shared.analyzer.flush(120)
+        found = fast.explain(full=True)
+        (plan,) = [p for s in found.to_dict()["sites"] for p in s["plans"]]
+        if not masked:
+            assert plan["inside"] == [] and "hidden keys" not in str(found)
+            return
+        (inside,) = plan["inside"]
+        assert (inside["what"], inside["kernels"], inside["open"]) == ("hidden keys", 1, {"tensors_1": 0.25}), str(found)
+        assert "decided inside kernels: hidden keys (1)" in str(found) and "25% of tensors_1 open" in str(found)
+        assert "tensors_1 is keep" in str(found) and "hidden keys (1)" in "\n".join(watched_lines(found.to_dict()))
+
+
+def test_inputs_are_called_as_the_models_code_calls_them() -> None:
+    def code(a: torch.Tensor, b: tuple[torch.Tensor, torch.Tensor], *more: torch.Tensor, last: torch.Tensor) -> None: ...
+
+    t = torch.ones(2)
+    values = [Value(f"tensors_{i}", TensorType(DType.F32, (2,))) for i in range(5)]
+    spec = take_call((t, (t, t), t), {"last": t}).spec
+    assert input_labels(code, spec, values) == {"tensors_0": "a", "tensors_1": "b[0]", "tensors_2": "b[1]", "tensors_4": "last"}
+    assert input_labels(code, spec, values[:3]) == {}, "a graph whose inputs are not the leaves of the call"
+    assert input_labels(torch.add, take_call((t, t), {}).spec, values[:2]) == {}, "native code says nothing"

@@ -5,7 +5,7 @@
     weights = softmax(scores, -1)                     or that with NaN replaced by 0
     out = matmul(weights, v)
 
-Exporters write attention like this. Nothing is rewritten: whoever makes one kernel of these nodes knows from here what they
+Exporters write attention like this. Nothing is rewritten: lowering makes one kernel of these nodes, and knows from here what they
 compute, and the nodes stay what they are for everyone else. What lies between the first and the last node is read by nobody
 else, or it could not stay inside a kernel.
 """

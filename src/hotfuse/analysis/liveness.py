@@ -1,4 +1,4 @@
-"""When values die, so that whoever runs a graph can let go of them early."""
+"""When values die, so that a run of the graph can free them early."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ A fact is carried through the graph by evaluating each op on the two numbers (`a
 two indices through views (`analysis.row_axes`). Ints that are sums of indices are followed as well, since libraries read masks
 at `[arange(B)[:, None], arange(S)]`.
 
-Zero times anything is zero here: whoever relies on that sees to it that dead rows are finite.
+Zero times anything is zero here: a user of these facts must make sure that dead rows are finite.
 """
 
 from __future__ import annotations

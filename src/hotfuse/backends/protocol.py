@@ -173,9 +173,28 @@ class RecordingDevice(Protocol):
         """Bytes of memory that the device has."""
         ...
 
+    def free(self) -> int:
+        """Bytes of memory that the program can still have."""
+        ...
+
+    def short_of_memory(self) -> str:
+        """Why nothing should be recorded: there is little memory; empty where there is enough."""
+        ...
+
     def random_state(self) -> Any:
         """The state of the device's own generator of random numbers; equal ones compare equal."""
         ...
+
+
+LEAST_LEFT = 2
+"""Times the memory that recordings take of a device that has to be left to the program: it needs some between calls, too."""
+
+
+def too_large(device: RecordingDevice) -> str:
+    """Why what was just recorded is better let go of; empty where it leaves memory enough to the program."""
+    held = device.held()
+    left = device.free() if held else 0
+    return f"its recordings hold {held >> 20} MiB and leave {left >> 20} MiB of the device" if left < LEAST_LEFT * held else ""
 
 
 class DeviceBackend(Protocol):
@@ -196,6 +215,10 @@ class DeviceBackend(Protocol):
 
     def recorder(self, device: torch.device, in_background: Callable[[], bool]) -> RecordingDevice:
         """A device with a memory pool of its own, for those who decide themselves what is recorded."""
+        ...
+
+    def short_of_memory(self, device: torch.device) -> str:
+        """Why nothing should be computed beside calls; empty where there is memory enough."""
         ...
 
     def let_go(self) -> bool:

@@ -7,12 +7,15 @@ function without arguments that gives it (`backends.protocol`). It is loaded whe
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hotfuse.backends.protocol import Backend, DeviceBackend, DeviceKernelBackend, HostBackend, KernelBackend
 from hotfuse.base.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 GROUP = "hotfuse.backends"
 AUTO = "auto"
@@ -26,7 +29,7 @@ def _library() -> Backend:
 
 
 def _llvm() -> Backend:
-    from hotfuse.backends.llvm.backend import LlvmBackend  # LLVM is loaded by whoever needs it
+    from hotfuse.backends.llvm.backend import LlvmBackend  # LLVM is loaded where it is needed
 
     return LlvmBackend()
 
@@ -108,3 +111,9 @@ def device_kernels() -> DeviceKernelBackend:
 
 def _others() -> list[EntryPoint]:
     return sorted(entry_points(group=GROUP), key=lambda e: e.name)
+
+
+def short_of_memory(devices: Collection[torch.device]) -> str:
+    """Why nothing should be computed beside calls on one of these devices; empty where there is memory enough."""
+    found = [(device(d.type), d) for d in devices if d.type != "cpu"]
+    return next(filter(None, (b.short_of_memory(d) for b, d in found if hasattr(b, "short_of_memory") and b is not None)), "")

@@ -71,5 +71,5 @@ class InternalError(HotfuseError):
 class CallFault(HotfuseError, IndexError):
     """A call whose data ask for what does not exist, such as an index outside its tensor; nothing outside was read.
 
-    Whoever runs a plan answers such a call with the model's own code, which raises in its own words.
+    The engine answers such a call with the model's own code, which raises in its own words.
     """

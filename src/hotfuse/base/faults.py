@@ -52,7 +52,7 @@ class Faults:
             self._counts.clear()
 
     def after_fork(self) -> None:
-        """In a forked child: whoever held the lock is in the parent."""
+        """In a forked child: the thread that held the lock is in the parent."""
         self._lock = threading.Lock()
 
 

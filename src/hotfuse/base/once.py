@@ -34,7 +34,7 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 
 
 def _after_fork() -> None:
-    """In a forked child nobody is making anything, whoever was in the parent."""
+    """In a forked child nobody is making anything: those threads are in the parent."""
     global _lock
     _lock = threading.RLock()
 

@@ -5,7 +5,7 @@
 
 A call may give its result, and change the lists, dicts and objects it was given (`base.structure`: holders): a key/value
 cache grows, a list is appended to. Both are taken apart together, so that an object that the call made and put in two places
-is one object again. Whoever computes the leaves otherwise can then do to the caller's objects what the call would have done.
+is one object again. A plan that computes the leaves can then do to the caller's objects what the call would have done.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ _notes: StartNotes | None = None
 
 
 def note_sources_in(notes: StartNotes | None) -> None:
-    """Where the digest of Hotfuse's own files is noted; whoever says so last decides."""
+    """Where the digest of Hotfuse's own files is noted; the last call decides."""
     global _notes
     _notes = notes
 

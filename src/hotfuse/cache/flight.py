@@ -56,7 +56,7 @@ def flight(path: Path, patience_s: float, stop: Callable[[], bool] = lambda: Fal
                     yield False
                     return
                 time.sleep(POLL_S)
-        with contextlib.suppress(OSError):  # for whoever looks why something waits
+        with contextlib.suppress(OSError):  # for a person who looks why something waits
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         yield True

@@ -1,10 +1,10 @@
 """Keys that sign entries: one of the user's own, made at first use, and those of a fleet.
 
-    shared    32 random bytes that every machine of a fleet has: whoever may read entries may also make them
+    shared    32 random bytes that every machine of a fleet has: a machine that can read entries can also make them
     pair      an Ed25519 key pair: one machine signs with the private key, all others hold only the public one
 
 Secrets are in files that nobody else can read; a public key is in a file that nobody else can write. A file that is otherwise is no
-key: whoever could put code into the cache could run it here.
+key: code in the cache is code that runs here.
 """
 
 from __future__ import annotations

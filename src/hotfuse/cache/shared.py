@@ -2,7 +2,7 @@
 
 It is asked for what the folder has not, and gets what the folder gets. Both happen beside serving: reads where something would be
 compiled otherwise, writes in a thread with a short queue. A store that fails is left alone for a while; that costs a compile, and
-is counted. Entries are as anywhere: signed, and believed only under a trusted key, whoever may write to the store.
+is counted. Entries are as anywhere: signed, and believed only under a trusted key, since others may write to the store.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def export(
     from hotfuse.profile.exchange import own_uid
 
     with open_store(at) as store:
-        # Whoever imports the rows knows whose they are. Where the file cannot be written, this makes it a copy in memory.
+        # An import of the rows must know whose they are. Where the file cannot be written, this makes it a copy in memory.
         store.database.write(lambda c: own_uid(c, name_for_export(store)))
         _written(out, (json.dumps({"table": table, "row": values}) + "\n" for table, values in store.export()))
 

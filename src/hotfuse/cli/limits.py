@@ -92,7 +92,7 @@ def show_limits(found: MachineLimits) -> None:
         for what, why in found.peaks.missing:
             rows(("what", "why"), [(what, why)], header=False)
     heading("\ncounters")
-    rows(("event", "state"), [*((n, why or "counted") for n, why in found.counters.items()), _told(found)], header=False)
+    rows(("event", "state"), [*((n, why or "counted") for n, why in found.counters.items()), _traffic_row(found)], header=False)
     if any(found.counters.values()):
         heading("what is not counted is derived from time, operations and bytes against the peaks, and labelled so")
     heading("\nenergy")
@@ -105,7 +105,7 @@ def show_limits(found: MachineLimits) -> None:
         heading(note)
 
 
-def _told(found: MachineLimits) -> tuple[str, str]:
+def _traffic_row(found: MachineLimits) -> tuple[str, str]:
     traffic = found.traffic
     if traffic["per_s"] is not None:
         return "memory_traffic", f"counted: {traffic['per_s'] / 1e9:.2f} GB/s just now, {traffic['of']}"

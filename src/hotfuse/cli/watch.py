@@ -70,16 +70,16 @@ def watch(
 
 def watched_lines(data: dict[str, Any]) -> list[str]:
     """What was seen, and what is bet on it."""
-    from hotfuse.runtime.observe.savings import bet_text
+    from hotfuse.runtime.observe.savings import bet_text, input_lines, inside_text
 
     lines = [f"{data['model']}: {sum(p['calls'] for s in data['sites'] for p in s['plans'])} calls in captured graphs"]
     for site in data["sites"]:
         for plan in site["plans"]:
             lines.append(f"  plan of tier {plan['tier']}, {plan['calls']} calls"
                          + (f", {plan['measured_us']} us a call" if plan.get("measured_us") else ""))  # fmt: skip
-            lines += [f"    input {i['input']}: came again in {i['came_again']:.0%} of {i['pairs']} pairs of calls"
-                      for i in plan["inputs_again"]]  # fmt: skip
+            lines += [f"    {line}" for line in input_lines(plan)]
             lines += [f"    bet: {bet_text(b)}" for b in plan["bets"]] or ["    bet: nothing so far"]
+            lines += [f"    decided inside kernels: {inside_text(i)}" for i in plan["inside"]]
             lines += [f"    refused: {what}: {why}" for what, why in plan["refused"].items()]
             if plan["trying"]:
                 lines.append(f"    being tried: {plan['trying']}")

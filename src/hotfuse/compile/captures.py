@@ -110,11 +110,12 @@ def recalled(at: Known, structure: str, call: CallSpec) -> tuple[Captured, CallS
 
 
 def _widest_first(at: Known, structure: str, call: CallSpec) -> list[CallSpec]:
-    """The kinds of calls with captures that take this one, and most others first; last what was opened for other processes:
-    a process that has these very sizes, as one before it had, is better off with them.
+    """The kinds of calls with captures that take this one, and most others first, by sizes and by paths through code that reads
+    data; last what was opened for other processes: a process that has these very sizes, as one before it had, is better off with
+    them.
     """
     taking = [c for s, c in at.remembered() if s == structure and c.takes(call)]
-    return sorted(taking or [call], key=lambda c: (c.across, -c.open_dims))
+    return sorted(taking or [call], key=lambda c: (c.across, -c.open_dims, -len(c.paths or ())))
 
 
 def _call_text(structure: str, call: CallSpec) -> str:

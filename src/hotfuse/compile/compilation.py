@@ -23,7 +23,7 @@ from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
 from hotfuse.compile.request_bodies import PlanRequest, Request, RequestBody, UnitRequest
 from hotfuse.compile.request_context import RequestContext, RequestSettings
-from hotfuse.compile.value import Demand, Estimator, Expected, Headway, Learned, RooflineEstimator, worth
+from hotfuse.compile.value import CompileProgress, Demand, Estimator, Expected, Learned, RooflineEstimator, worth
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.task import Task
@@ -40,7 +40,7 @@ TRIES = 2
 """Workers that a unit may kill."""
 TURNS = 2
 """Changes of the sizes that calls have which a compilation follows: traffic to and fro must not keep it from ending."""
-Progress = Callable[[Callable[[], wire.Message], Headway], None]
+Progress = Callable[[Callable[[], wire.Message], CompileProgress], None]
 """Told after each kernel: what there is so far, on demand, and how far that is."""
 _serial = itertools.count(1)
 
@@ -100,6 +100,7 @@ class Compilation:
     _version: int = 0
     _until: float = 0.0
     _cancelled: bool = False
+    _left: bool = False
 
     def run(self, on_progress: Progress | None = None) -> None:
         """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
@@ -116,6 +117,8 @@ class Compilation:
         self._until = self.clock() + SPLIT_S
         while not self._cancelled:
             with self._lock:
+                if self._left:
+                    return
                 if self.latest is not None and self._version < TURNS and (sizes := self.latest()) is not None:
                     self.reprofile(sizes)
                 if len(self.graph.levels) > 1:
@@ -131,9 +134,9 @@ class Compilation:
                 for future in done:
                     if (unit := self._flying.pop(future, None)) is not None:
                         self._absorb(unit, future)
-                more, headway = len(self.graph.codes) > before, self.headway
-            if on_progress is not None and more and headway.worked < 1.0:
-                on_progress(self.message, headway)
+                more, progress = len(self.graph.codes) > before, self.progress
+            if on_progress is not None and more and progress.worked < 1.0:
+                on_progress(self.message, progress)
         raise CaptureError("the compilation was cancelled", why=Why.TURNED_OFF)
 
     def _request(self, body: RequestBody) -> dict[str, Any]:
@@ -144,6 +147,12 @@ class Compilation:
         """Have what was learned of promises added to the store; nobody waits for it."""
         if self.history is not None and self.place is not None:
             send(self.executor.submit, self.asked, self.place, self.history)
+
+    def leave(self) -> int:
+        """Begin nothing more, and end nothing that a worker is at; how many kernels there are."""
+        with self._lock:
+            self._left = True
+            return len(self.graph.codes)
 
     def cancel(self) -> None:
         """Nobody wants it any more."""
@@ -173,13 +182,13 @@ class Compilation:
             return self.graph.describe()
 
     @property
-    def headway(self) -> Headway:
+    def progress(self) -> CompileProgress:
         """The parts of the expected saving and of the work that are behind it."""
         with self._lock:
             alive = [u for u in self.graph.units.values() if u.state not in OVER and u.of is None]
             left = [u for u in alive if u.state not in (UnitState.DONE, UnitState.LIBRARY)]
             saving, work = sum(map(self._saving, alive)), sum(map(self._work, alive))
-            return Headway(1.0 - sum(map(self._saving, left)) / saving if saving else 1.0,
+            return CompileProgress(1.0 - sum(map(self._saving, left)) / saving if saving else 1.0,
                            1.0 - sum(map(self._work, left)) / work if work else 1.0)  # fmt: skip
 
     def _saving(self, unit: Unit) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from hotfuse.base.errors import InternalError
+from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import COUNTED, Account, add_up
 from hotfuse.compile.compilation import Compilation
@@ -22,11 +22,11 @@ from hotfuse.compile.parts import (
 from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.requests import Here
-from hotfuse.compile.value import ANY_DEMAND, Demand, Headway
+from hotfuse.compile.value import ANY_DEMAND, CompileProgress, Demand
 from hotfuse.compile.workers.service import ask, sized
 from hotfuse.lower.common.codec import to_json
 
-Progress = Callable[[Callable[[], NativeParts], Headway], None]
+Progress = Callable[[Callable[[], NativeParts], CompileProgress], None]
 """Told after each kernel but the last: what there is so far, on demand, and how far that is."""
 
 
@@ -43,35 +43,37 @@ def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Deman
 
 
 def finished(compilation: Compilation, on_progress: Progress | None = None) -> NativeParts:
-    """Work a compilation off; raises InternalError where no part of the graph has a kernel."""
+    """Work a compilation off; raises InternalError where no part of the graph has a kernel. What was learned of promises is left
+    for whoever asks to have written down, when workers have nothing better to do.
+    """
     known: dict[int, KernelCode] = {}
+    reading = threading.Lock()  # an unfinished plan is made while the rest is compiled
 
     def parts() -> NativeParts:
-        header, codes = compilation.message()
-        for i in range(len(known), len(codes)):
-            known[i] = kernel_from_json(header["kernels"][i], codes[i])
-        if not known and not header["branches"]:
+        with reading:
+            header, codes = compilation.message()
+            for i in range(len(known), len(codes)):
+                known[i] = kernel_from_json(header["kernels"][i], codes[i])
+            made_of = tuple(known.values())
+        if not made_of and not header["branches"]:
             raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
         made = (header, codes)
-        return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]), compilation.demand, made)
+        return NativeParts(body_from_json(header), made_of, tuple(header["notes"]), compilation.demand, made)
 
     try:
-        compilation.run(None if on_progress is None else lambda _message, headway: on_progress(parts, headway))
+        compilation.run(None if on_progress is None else lambda _message, progress: on_progress(parts, progress))
+        return parts()
+    except HotfuseError:
+        compilation.remember()
+        raise
     finally:
         add_up(compilation.graph.counts)
-        compilation.remember()
-    return parts()
 
 
 def account(compilation: Compilation) -> Account:
     """What became of its units so far."""
     counts = {k: compilation.graph.counts[k] for k in COUNTED}
     return Account(compilation.graph.history(), tuple(compilation.describe()), counts, compilation.graph.predicted_us)
-
-
-def fetch(request: Mapping[str, Any], settings: Settings) -> NativeParts:
-    """Kernels for a graph: its text, and the sizes of a real call."""
-    return finished(begin(request["graph"], request["dims"], settings))
 
 
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings, *, unfinished: bool = False) -> RunParts:

@@ -78,7 +78,7 @@ def rules(numbers: Mapping[str, float]) -> tuple[Rule, ...]:
     """One rule for weights whose numbers are known, by name; inside branches the same name may be another value."""
 
     def write(node: Node, context: Context) -> Replacement | None:
-        made = _told(node, {v.name: numbers[v.name] for v in node.ins if v.name in numbers and context.is_param(v)})
+        made = _with_numbers(node, {v.name: numbers[v.name] for v in node.ins if v.name in numbers and context.is_param(v)})
         return None if made is node else Replacement((made,))
 
     return (Rule("write-number", write, "one value less is read", READS),)
@@ -92,7 +92,7 @@ def _number(v: Value, weight: torch.Tensor) -> float | None:
     return float(first.item()) if weight.numel() == 1 or bool((weight == first).all()) else None
 
 
-def _told(node: Node, numbers: Mapping[str, float]) -> Node:
+def _with_numbers(node: Node, numbers: Mapping[str, float]) -> Node:
     if node.op not in _OPS or node.attrs or len(node.outs) != 1:
         return node
     out = node.outs[0].type

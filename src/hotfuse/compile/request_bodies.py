@@ -4,7 +4,7 @@
                 (`compile.workers.schema`)  (`request_context.RequestSettings`)  (`request_context.RequestContext`)
 
 A request is made of all three, so that none can be forgotten, and read as a whole before anything is done. A worker that speaks
-another version refuses. The schemas stand in `tests/golden/requests.txt`: whoever changes a field changes `VERSION`.
+another version refuses. The schemas stand in `tests/golden/requests.txt`: a changed field needs another `VERSION`.
 """
 
 from __future__ import annotations

@@ -31,14 +31,14 @@ from hotfuse.compile.request_bodies import (
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.frontends.captured import Captured
-from hotfuse.frontends.spared import spare_no_more, spared
+from hotfuse.frontends.dynamo_stand_in import remove_stand_in, stand_in_installed
 from hotfuse.lower.common.effort import REQUEST_STEPS, limited
 
 Header = dict[str, Any]
 
 
 def _torch(request: TorchCapture, blobs: list[bytes]) -> wire.Message:
-    spare_no_more()
+    remove_stand_in()
     from hotfuse.frontends.torch_module import capture_shipment  # torch.export takes a second to import
     from hotfuse.frontends.tracing import tracing
 
@@ -48,7 +48,7 @@ def _torch(request: TorchCapture, blobs: list[bytes]) -> wire.Message:
 
 
 def _present(request: PresentCapture, _blobs: list[bytes]) -> wire.Message:
-    spare_no_more()
+    remove_stand_in()
     from hotfuse.frontends.present import capture_present
     from hotfuse.frontends.tracing import tracing
 
@@ -68,9 +68,9 @@ def _onnx(request: OnnxCapture, blobs: list[bytes]) -> wire.Message:
     try:
         return wire.answer_to_message(capture())
     except HotfuseError:
-        if not spared():
+        if not stand_in_installed():
             raise
-    spare_no_more()
+    remove_stand_in()
     return wire.answer_to_message(capture())
 
 
@@ -85,7 +85,7 @@ _FRONTS = {
 def _ready(request: ReadyRequest, _blobs: list[bytes]) -> wire.Message:
     """Load what a kind of capture takes, so that the one that follows begins at once."""
     if request.front == "torch":
-        spare_no_more()
+        remove_stand_in()
     for module in _FRONTS[request.front]:
         import_module(module)
     return {"ok": True}, []

@@ -134,7 +134,7 @@ def worth(expected: Expected, runs: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Headway:
+class CompileProgress:
     """How far a compilation is."""
 
     decided: float

@@ -65,7 +65,7 @@ class CallSpec:
     across: bool = False
     """Some dims are open because calls of earlier processes had other sizes there; calls of no one process did."""
     paths: tuple[Path, ...] | None = None
-    """What the model's Python read of its tensors in this call and in others that took another way, for tracing to follow (decision
+    """What the model's Python read of its tensors in this call and in others that took another one, for tracing to follow (decision
     160); None where nobody looked."""
 
     @property

@@ -3,7 +3,7 @@
 """An fx graph of undecomposed ATen ops becomes the hypergraph.
 
 torch.export, Dynamo and the ONNX tracer all hand over the same thing, a `GraphModule` whose nodes carry fake tensors in
-`meta["val"]`; this is the one way from there to `ir.Graph`. On the way: tuple results become several outs, in-place ops become
+`meta["val"]`; this is the only conversion from there to `ir.Graph`. In it tuple results become several outs, in-place ops become
 pure ones (`functional`), `no_grad` and disabled autocast regions are inlined, `torch.cond`, `while_loop` and our own
 control leaves become control nodes with nested graphs, and what cannot be said becomes a CaptureError that names
 the user's line.
@@ -67,7 +67,7 @@ def to_graph(
     gm: fx.GraphModule, roles: Sequence[PlaceholderRole], *, name: str = "main", strip_prefix: str = "", writable: bool = False
 ) -> Converted:
     """Convert; `roles` says for each placeholder, in order, what it stands for, `writable` that inputs may be written
-    and the random generator may move on: whoever serves the graph sees to both behind a call.
+    and the random generator may move on: the serving side sees to both behind a call.
     """
     packed_for_varlen(gm)
     c = _Converter(name, strip_prefix, writable=writable)
@@ -244,7 +244,7 @@ class _Converter:
 
     def _operator(self, node: fx.Node, op: Any) -> Any:
         if "val" not in node.meta and not node.users and op._schema.returns and not op._schema.is_mutable:
-            return None  # a call that failed while tracing, before another way was taken
+            return None  # a call that failed while tracing, before another path was taken
         args = tuple(self._read(a) for a in node.args)
         attrs = tuple((k, self._read(a)) for k, a in sorted(node.kwargs.items()))
         if draws_random(str(op), args, dict(attrs)):
@@ -253,7 +253,7 @@ class _Converter:
                 return None
             raise CaptureError(f"the model draws random numbers with {op}", why=Why.RANDOM, hint="call model.eval()")
         if op is torch.ops.aten.batch_norm.default and node.args[5] and node.args[3] is not None:
-            raise CaptureError("batch_norm updates its running statistics", why=Why.STATEFUL, hint="call model.eval()")
+            return self._training_batch_norm(node)
         if op is torch.ops.aten.detach_.default:
             op = torch.ops.aten.detach.default
         if torch.Tag.inplace_view in op.tags:
@@ -299,6 +299,15 @@ class _Converter:
             after = self._emit(torch.ops.aten.to.dtype, after, dtype_of(self.fakes[before.name].dtype))
         functional.write(cell, after, self._emit, where)
         return cell
+
+    def _training_batch_norm(self, node: fx.Node) -> Cell:
+        """A batch norm that writes its running statistics, which only their owner may have written for him."""
+        x, weight, bias, mean, var, training, momentum, eps = (self._read(a) for a in node.args[:8])
+        pure = torch.ops.aten._native_batch_norm_legit_functional.default
+        outs = self._emit(pure, x, weight, bias, mean, var, training, momentum, eps)
+        for cell, after in zip(node.args[3:5], outs[3:], strict=True):
+            functional.write(self.env[cell], after, self._emit, str(self.loc))  # type: ignore[index]
+        return self._own(outs[0], "")
 
     def _view_in_place(self, node: fx.Node, op: Any, args: tuple[Arg, ...], attrs: tuple[tuple[str, Arg], ...]) -> Cell:
         """A tensor that gets another shape: every name that the program has for it stands for a view of what it was."""

@@ -32,7 +32,7 @@ _LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
 
 
 class StandIn:
-    """What only this module knows how to read: whoever else does ends the capture."""
+    """What only this module knows how to read: any other read ends the capture."""
 
     def __init__(self, what: str, tensor: Tensor | None = None) -> None:
         self.hidden_what, self.hidden_tensor = what, tensor

@@ -10,6 +10,7 @@ done: the world has seen it once already, when the model itself answered the cal
 | writes to standard output or standard error, opens a file to write | no graph: the model's own code goes on answering |
 | draws from a generator of Python's or NumPy's, or seeds one | the same |
 | changes an object that it reaches (`watched_state`): counters, lists, class attributes, what callbacks close over | the same |
+| asks for a switch of torch's that nothing watches (deterministic algorithms) | the same |
 | warns | each call in a plan warns again, at the same place: filters decide what is shown, as ever |
 | logs | calls are answered by plans only while the logger lets nothing of that level through |
 
@@ -52,6 +53,8 @@ _OURS = os.path.dirname(os.path.dirname(__file__))
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _OF_A_CALL = re.compile(r"FakeTensor|\b[su]\d+\b")
 """How a traced tensor and a symbolic size read: a text with one of them is another one in every call."""
+SWITCHES = ("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_float32_matmul_precision")
+"""Questions to torch whose answers a program may change between two calls."""
 _FROM_NATIVE = "(Triggered internally at"
 
 
@@ -91,7 +94,7 @@ class Observed:
 def observed() -> Generator[Observed]:
     """Watch what code does to the world, on this thread, until the block ends."""
     found = Observed()
-    with _streams(found), _files(found), _logs(found), _warnings(found):
+    with _streams(found), _files(found), _logs(found), _warnings(found), _switches(found):
         yield found
 
 
@@ -208,6 +211,24 @@ def _files(found: Observed) -> Generator[None]:
         return opening
 
     with _replaced([(builtins, "open"), (io, "open")], made):
+        yield
+
+
+@contextmanager
+def _switches(found: Observed) -> Generator[None]:
+    thread = threading.get_ident()
+
+    def made(real: Any) -> Any:
+        @functools.wraps(real)
+        def asked() -> Any:
+            frame = _emitter() if threading.get_ident() == thread else None
+            if frame is not None and not frame.f_code.co_filename.startswith(_TORCH):
+                found.done.append(_at(f"asks torch.{real.__name__}", frame))
+            return real()
+
+        return asked
+
+    with _replaced([(torch, name) for name in SWITCHES], made):
         yield
 
 

@@ -140,7 +140,7 @@ def capture(
     """Export `target` for calls that look like `call`; raises CaptureError with the user's line.
 
     `twins` are what stands for each of the tensors while tracing, where that is something else. Where the model's code reads its
-    data, each way that calls took through it is traced.
+    data, each path that calls took through it is traced.
     """
     if call.paths is None:
         return _traced(target, spec, tensors, call, None, mode, twins)[0]

@@ -2,8 +2,8 @@
 
     found = crossovers(variants, "M", [1, 2, 4, ...], {}, predict)          library up to M = 6, one kernel up to 300, two beyond
 
-Predictions give the first intervals. Measurements at their ends move them: `refined` asks for a few sizes around each border and
-bisects.
+Predictions give the first intervals. Measurements at their ends move them: `refined` asks for a few sizes around each breakpoint
+and bisects.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hotfuse.hpm.work import Candidate, CoreShape
 from hotfuse.ir.graph import Graph
 
 MARGIN = 0.03
-"""A way takes over only where it is better by this part: two plans cost memory and a comparison."""
-MAX_WAYS = 4
+"""A variant takes over only where it is better by this part: two plans cost memory and a comparison."""
+MAX_INTERVALS = 4
 """Intervals of one site; more would crowd its inline cache."""
 
 
@@ -45,7 +45,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Sizes from `first` to `last`, both included, None for no end; and the way that is best there."""
+    """Sizes from `first` to `last`, both included, None for no end; and the variant that is best there."""
 
     first: int
     last: int | None
@@ -62,11 +62,11 @@ class Crossovers:
 
     @property
     def single(self) -> bool:
-        """Whether one way is best everywhere."""
+        """Whether one variant is best everywhere."""
         return len(self.intervals) == 1
 
     def variant(self, size: int) -> int:
-        """The way for a size."""
+        """The variant for a size."""
         return next(i.variant for i in reversed(self.intervals) if size >= i.first or i is self.intervals[0])
 
 
@@ -74,7 +74,7 @@ def crossovers(
     variants: Sequence[Variant], symbol: str, sizes: Sequence[int], fixed: Mapping[str, int], predict: Predictor, threads: int = 1,
     env: Callable[[int], Mapping[str, int]] | None = None,
 ) -> Crossovers:  # fmt: skip
-    """The predicted best way over sizes, which must rise; a border lies in the middle of two sizes that were looked at.
+    """The predicted best variant over sizes, which must rise; a breakpoint lies in the middle of two sizes that were predicted.
 
     `env` says what a size means for the symbols of the pieces, where it is not one of them.
     """
@@ -88,7 +88,7 @@ def crossovers(
 
 
 def _intervals(sizes: Sequence[int], table: np.ndarray) -> tuple[Interval, ...]:
-    """Runs of sizes with the same best way; a way that is only a little better does not take over."""
+    """Runs of sizes with the same best variant; one that is only a little better does not take over."""
     table = np.where(np.isnan(table), np.inf, table)
     chosen: list[int] = []
     for row in table:
@@ -107,10 +107,10 @@ def _intervals(sizes: Sequence[int], table: np.ndarray) -> tuple[Interval, ...]:
 
 
 def _few(table: np.ndarray, chosen: list[int]) -> list[int]:
-    """At most MAX_WAYS runs: the run whose loss is least takes over its neighbour's way, again and again."""
+    """At most MAX_INTERVALS runs: the run whose loss is least takes over its neighbour's variant, again and again."""
     while True:
         starts = [n for n in range(len(chosen)) if n == 0 or chosen[n] != chosen[n - 1]]
-        if len(starts) <= MAX_WAYS:
+        if len(starts) <= MAX_INTERVALS:
             return chosen
         ends = [*starts[1:], len(chosen)]
         losses: list[tuple[float, int, int]] = []
@@ -128,12 +128,12 @@ class Shifts:
     seen: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict[tuple[str, str], tuple[float, int]])
 
     def learn(self, variants: tuple[str, str], predicted: int, measured: int) -> None:
-        """A border was measured; its distance counts as a factor."""
+        """A breakpoint was measured; its distance counts as a factor."""
         total, count = self.seen.get(variants, (0.0, 0))
         self.seen[variants] = (total + math.log(max(measured, 1) / max(predicted, 1)), count + 1)
 
     def factor(self, variants: tuple[str, str]) -> float:
-        """What to multiply a predicted border by: shrunk towards 1 while little has been seen."""
+        """What to multiply a predicted breakpoint by: shrunk towards 1 while little has been seen."""
         total, count = self.seen.get(variants, (0.0, 0))
         return math.exp(total / (count + 1))
 
@@ -142,34 +142,34 @@ class Shifts:
         made = list(found.intervals)
         for n, (left, right) in enumerate(itertools.pairwise(found.intervals)):
             assert left.last is not None
-            border = round(left.last * self.factor((names[left.variant], names[right.variant])))
+            edge = round(left.last * self.factor((names[left.variant], names[right.variant])))
             least = made[n].first + (0 if n == 0 else 1)
-            border = max(least, border if right.last is None else min(border, right.last - 1))
-            made[n], made[n + 1] = replace(made[n], last=border), replace(made[n + 1], first=border + 1)
+            edge = max(least, edge if right.last is None else min(edge, right.last - 1))
+            made[n], made[n + 1] = replace(made[n], last=edge), replace(made[n + 1], first=edge + 1)
         return replace(found, intervals=tuple(made))
 
 
 def refined(found: Crossovers, measure: Callable[[int, int], float], most: int = 6, limit: int | None = None) -> Crossovers:
-    """Borders moved to where measurements (`measure(variant, size)`, seconds) cross; at most so many sizes are measured for each.
+    """Breakpoints moved to where measurements (`measure(variant, size)`, seconds) cross; each has at most so many sizes measured.
 
-    Where no border follows, one may move out as far as `limit`, by doubling.
+    Where no breakpoint follows, one may move out as far as `limit`, by doubling.
     """
     made = list(found.intervals)
     for n in range(len(made) - 1):
         left, right = made[n], made[n + 1]
-        border = left.last if left.last is not None else left.first
+        edge = left.last if left.last is not None else left.first
         lo, hi = left.first, right.last
         for _ in range(most):
-            if hi is not None and hi - lo <= max(1, border // 16):
+            if hi is not None and hi - lo <= max(1, edge // 16):
                 break
-            if measure(left.variant, border) > measure(right.variant, border):
-                hi = border
-            elif limit is not None and border >= limit:
+            if measure(left.variant, edge) > measure(right.variant, edge):
+                hi = edge
+            elif limit is not None and edge >= limit:
                 break
             else:
-                lo = border
-            border = (lo + hi) // 2 if hi is not None else max(2 * border, 1)
-            border = border if limit is None else min(border, max(limit, left.first))
-        made[n] = Interval(left.first, border, left.variant)
-        made[n + 1] = Interval(border + 1, right.last, right.variant)
+                lo = edge
+            edge = (lo + hi) // 2 if hi is not None else max(2 * edge, 1)
+            edge = edge if limit is None else min(edge, max(limit, left.first))
+        made[n] = Interval(left.first, edge, left.variant)
+        made[n + 1] = Interval(edge + 1, right.last, right.variant)
     return Crossovers(found.symbol, tuple(made), measured=True)

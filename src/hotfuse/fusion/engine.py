@@ -2,11 +2,11 @@
 
     start    the groups that access classes suggest, or single nodes
     round    candidates around everything that is new; what looks alike is predicted once; the best of those that pay are taken
-    look     where contests are held: what predictions leave undecided is measured while the budget lasts (`fusion.looking`)
+    explore  where contests are held: what predictions leave undecided is measured while the budget lasts (`fusion.exploration`)
     end      no candidate is worth more than nothing
 
 Every round makes the plan's predicted score smaller and nothing is looked at twice, so it ends. Each decision, taken or not, is
-kept with its reasons. What comes out is still only believed: whoever builds it measures it first.
+kept with its reasons. The result is a prediction: it is measured when it is built, before it serves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective
-from hotfuse.fusion import looking
+from hotfuse.fusion import exploration
 from hotfuse.fusion.bandit import Bandit, Budget, Option
 from hotfuse.fusion.candidates import FusionCandidate, Generator, kind_of
 from hotfuse.fusion.closed import Key, UseIndex
@@ -129,7 +129,7 @@ class FusionPlanner:
     """What all groups together cost before anything was changed, in what is optimized."""
     _open: dict[Key, FusionChoice] = field(default_factory=dict[Key, FusionChoice])
     """What predictions left undecided."""
-    _looks: Budget = field(default_factory=looking.budget)
+    _exploration: Budget = field(default_factory=exploration.budget)
 
     def plan(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
         """Better groups for a graph at the sizes of a call."""
@@ -144,11 +144,11 @@ class FusionPlanner:
         choices: list[FusionChoice] = []
         decided: set[Key] = set()
         self._open.clear()
-        self._looks = looking.budget()
+        self._exploration = exploration.budget()
         new = set(order.groups)
         while new:
             order = self._decided(order, new, decided, choices)
-            order, new = self._looked(order, choices)
+            order, new = self._explored(order, choices)
         late = fails(Criterion.VALUE, "predictions cannot tell, and no time is left for a look")
         choices += [_with(c, accepted=False, reasons=(*c.reasons, late)) for c in self._open.values()]
         index = order.index
@@ -325,21 +325,21 @@ class FusionPlanner:
     # --- what predictions leave undecided ----------------------------------------------------------------------------
 
     def _undecided(self, index: UseIndex, c: FusionCandidate, choice: FusionChoice) -> bool:
-        """Whether a candidate that is not taken by prediction is worth a look."""
+        """Whether a candidate that is not taken by prediction is worth a measurement."""
         if self.contest is None or not (choice.before.known and choice.after.known):
             return False
-        best = looking.hope(choice.before, choice.after, choice.gain)
+        best = exploration.hope(choice.before, choice.after, choice.gain)
         before = score(choice.before, self.objective, self.threads)
         return (best * choice.uses > WORTH_MEASURING * self._whole
-                and looking.undecided(best, choice.uses, before, self._looking_s(index, c)))  # fmt: skip
+                and exploration.undecided(best, choice.uses, before, self._exploration_s(index, c)))  # fmt: skip
 
-    def _looking_s(self, index: UseIndex, c: FusionCandidate) -> float:
+    def _exploration_s(self, index: UseIndex, c: FusionCandidate) -> float:
         """What building and measuring a candidate takes; what looks alike is built once."""
         where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
         built = {where.key(g.nodes): self.compile_s(g) for g in c.new if g.kind != GroupKind.LIBRARY}
-        return looking.LOOK_S + sum(built.values())
+        return exploration.CONTEST_S + sum(built.values())
 
-    def _looked(self, order: GroupOrder, choices: list[FusionChoice]) -> tuple[GroupOrder, set[Group]]:
+    def _explored(self, order: GroupOrder, choices: list[FusionChoice]) -> tuple[GroupOrder, set[Group]]:
         """Measure what is undecided, as long as there is time, until one is taken: (groups then, what is new)."""
         if self.contest is None or not self._open:
             return order, set()
@@ -351,14 +351,14 @@ class FusionPlanner:
         options: list[Option[Key]] = []
         for key, found in alike.items():
             choice = self._open[key]
-            best = looking.hope(choice.before, choice.after, choice.gain) * len(found)
-            options.append(Option(key, looking.arm(choice.kind.value), best, self._looking_s(index, found[0])))
-        for option in self.bandit.choose(options, self._looks):
+            best = exploration.hope(choice.before, choice.after, choice.gain) * len(found)
+            options.append(Option(key, exploration.arm(choice.kind.value), best, self._exploration_s(index, found[0])))
+        for option in self.bandit.choose(options, self._exploration):
             found, choice = alike[option.what], self._open.pop(option.what)
             if unbuilt := self._objection(index, found[0]):
                 choices.append(_with(choice, accepted=False, reasons=(*choice.reasons, fails(Criterion.LOWERING, unbuilt))))
                 continue
-            self._looks.spend(option.cost_s)
+            self._exploration.spend(option.cost_s)
             objection, saved = self._held(index, found[0], self.contest)
             self.bandit.learn(option.arm, option.value / len(found), saved)
             text = f"predictions cannot tell, a look can: {objection or f'saves {saved * 1e6:.1f} us, measured'}"

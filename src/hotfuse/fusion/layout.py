@@ -5,7 +5,7 @@
     %c = view(%b, ...)     reads a row-major copy
 
 Only types change, and copies are put where they matter: torch's own operators accept any strides and give back the order that
-they were given, but a view needs the strides that the capture saw, and so does whoever gets the graph's outputs.
+they were given, but a view needs the strides that the capture saw, and so do readers of the graph's outputs.
 A convolution reads row-major images where they lie, plane by plane; where that is asked for, a copy with channels innermost.
 """
 

@@ -1,6 +1,6 @@
 """From measurements in the store to a model in the store: rows out, samples in, a new version when there is more to learn from.
 
-kernel name ::= problem:sizes:way        problems are held out whole when a model is judged
+kernel name ::= problem:sizes:variant      problems are held out whole when a model is judged
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LIBRARY = "library"
 
 def kernel_name(problem: str, sizes: Mapping[str, int], core: CoreShape | None, threads: int) -> str:
     """What a row is called: the same for the same candidate, so that it is not measured twice."""
-    way = LIBRARY if core is None else f"{core.lanes}x{core.registers}x{core.l2}"
+    variant = LIBRARY if core is None else f"{core.lanes}x{core.registers}x{core.l2}"
     shown = ",".join(f"{n}={v}" for n, v in sorted(sizes.items()))
-    return f"{problem}:{shown}:{way}:{threads}"[:128]
+    return f"{problem}:{shown}:{variant}:{threads}"[:128]
 
 
 def problem_of(kernel: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hotfuse.analysis.vector_loops import HEAVY_VECTORS, LIGHT_VECTORS
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.roofline import Column
 
@@ -25,8 +26,6 @@ WIDE = 16.0
 """Numbers of a vector, where nobody tells."""
 LARGE = 2.0
 """Bytes of a result for each element, from which on it is as large as what it is computed from."""
-HEAVY, LIGHT = 2.0, 4.0
-"""Vectors of a turn: few where functions fill the registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def loops(c: Mapping[str, Column]) -> Loops:
     apart = c["small_inputs"] + c["bytes_const"] + c["turned"] + c["reduction"] + c["mma"] + c["picked"] + c["strided"]
     length = np.maximum(np.where(apart > 0, c["width"], c["elements"]), 1.0)
     heavy = c["exp"] + c["sigmoid"] + c["tanh"] + c["erf"] + c["root"] + c["special"] > 0
-    several = np.where(heavy, HEAVY, LIGHT)
+    several = np.where(heavy, float(HEAVY_VECTORS), float(LIGHT_VECTORS))
     vectors = np.ceil(length / lanes)
     whole = np.floor(length / (lanes * several))
     left = vectors - whole * several

@@ -37,7 +37,7 @@ FASTER = 2.0
 """A part that is faster than when it was calibrated must explain so many times more: machines slow down, models err both ways."""
 STAYS = 2.0
 """How much less a part must explain that is corrected already: corrections do not come and go with single samples."""
-MOST = 3
+MAX_PARTS = 3
 TAIL = 3.0
 """Degrees of freedom of the errors."""
 USUAL, USUAL_COUNTS, NARROWEST = 0.12, 6.0, 0.06
@@ -90,7 +90,7 @@ def explained(seen: Seen, before: Vector) -> Vector:
     met = _problems(seen, x)
     parts: list[int] = []
     shifts = np.zeros(0)
-    while len(parts) < MOST:
+    while len(parts) < MAX_PARTS:
         left = seen.off - x[:, parts] @ shifts
         gain, shift = fit.gain_of_each(left)
         gain = gain - _asked(shift) + stays

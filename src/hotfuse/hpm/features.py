@@ -112,7 +112,7 @@ def _divides(by: float, n: Column) -> Column:
 
 
 class _Given(Speeds):
-    """A machine's roofline as symbols, in the order of `_told`."""
+    """A machine's roofline as symbols, in the order of `_figures`."""
 
     def __init__(self, read: Callable[[int], Any]) -> None:
         self.flops, self.hz, self.threads, self.call_s, self.fork_s = (read(i) for i in range(5))
@@ -122,7 +122,7 @@ class _Given(Speeds):
         )
 
 
-def _told(at: Roofline) -> Matrix:
+def _figures(at: Roofline) -> Matrix:
     return np.array(
         [at.flops, at.hz, at.threads, at.call_s, at.fork_s, *at.speeds, *at.log_speeds, *at.log_knots, *at.ends]
     )
@@ -142,7 +142,7 @@ def _native() -> native.Compiled:
 
 def derive(table: Matrix, at: Roofline) -> Features:
     """Features of rows on a machine."""
-    found, x = _native()(table, _told(at))
+    found, x = _native()(table, _figures(at))
     seconds, compute, memory, bound, level, products, family = found[:, :7].T.copy()
     roof = Least(seconds, compute, memory, bound, level.astype(np.int64), products)
     machine = np.broadcast_to(described(at), (len(x), len(MACHINE)))

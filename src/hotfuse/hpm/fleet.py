@@ -153,7 +153,7 @@ def train(store: Store) -> PerformanceModel | None:
 
 
 def load(store: Store) -> PerformanceModel | None:
-    """The newest one that a store holds, whoever trained it."""
+    """The newest one that a store holds, trained on any machine."""
     found = store.load_model(NAME)
     return None if found is None else model.restored(store, found)
 

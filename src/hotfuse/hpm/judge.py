@@ -1,7 +1,7 @@
 """How good a model is: on problems it never saw, on the order of candidates, on what a choice by it costs.
 
 Regret is scored on labels that were not used to find the best candidate: a second measurement of the same kernels, or the
-measured minimum would look better than it is to whoever happened to be lucky.
+measured minimum would favour a candidate that was lucky.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Online(Correction):
     _since: int = 0
     """Samples since the machine's speed was told."""
 
-    def told(self, slower_by: float, since: int = 0) -> None:
+    def note_slowdown(self, slower_by: float, since: int = 0) -> None:
         """The machine's own probe runs so many times slower, for so many samples already: that counts until enough of them speak
         for themselves.
         """

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from hotfuse.analysis.vector_loops import HEAVY_VECTORS, KEPT_BYTES, LIGHT_VECTORS, fits_three_rows
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.hpm.cuts import HEAVY, LARGE, LATENCY, LIGHT, usual
+from hotfuse.hpm.cuts import LARGE, LATENCY, usual
 from hotfuse.hpm.roofline import Column
 
 _NARROWER = (1.0, 2.0, 4.0, 8.0)
@@ -96,19 +97,19 @@ def passes(c: Mapping[str, Column], lanes: Column, at: Any) -> Passes:
     turned = (c["turned"] > 0) & ~usual(c)
     across = reduces & ~windows & (turned | (c["across"] > 0) | (c["pooled"] > 0))
     along = reduces & ~(windows | across)
-    three = along & softmax & (c["nodes"] == 1)
+    three = along & softmax & (c["nodes"] == 1) & fits_three_rows(width, lanes, c["l2"])
     several = along & ~three & ((c["folds"] > 1) | written)
     # which passes compute functions, and what they leave for the next
     own = c["sigmoid"] + c["tanh"] + c["erf"] + c["root"] + c["special"] + c["exp"] - softmax * c["reduced"]
     heavy, folds = own > 0, np.maximum(c["folds"], 1.0)
-    kept = (c["joined"] > 0) | heavy
-    light, dear = cut(width, lanes, LIGHT), cut(width, lanes, HEAVY)
+    kept = ((c["joined"] > 0) | heavy) & (c["element_bytes"] * width <= KEPT_BYTES)
+    light, dear = cut(width, lanes, LIGHT_VECTORS), cut(width, lanes, HEAVY_VECTORS)
     first, later = _either(heavy, dear, light), _either(softmax, dear, light)
     once, again, sums = (along & ~(three | several)) * rows, several * rows, first.sums + (folds - 1) * later.sums
     vectors, count = width / lanes, folds + written
     held = at.between(width * 4 * (c["streams"] + written + kept), _LEVELS)
     lined = np.where(turned, rows, width)
-    strip = across * (c["elements"] / lined) * cut(lined, lanes, LIGHT).turns * LATENCY
+    strip = across * (c["elements"] / lined) * cut(lined, lanes, LIGHT_VECTORS).turns * LATENCY
     window = (reduces & windows) * (c["pooled"] / width)
     place = at.between(c["bytes_in"] + c["bytes_const"] + c["bytes_out"], _LEVELS)
     return Passes(

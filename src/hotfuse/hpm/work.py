@@ -1,4 +1,4 @@
-"""What a candidate is on paper: one row of plain counts, from its graph, its sizes and the way it would be cut.
+"""What a candidate is on paper: one row of plain counts, from its graph, its sizes and how it would be tiled.
 
     candidate   a closed group's graph, the sizes of a call, the core it would be cut for, threads; or the library's kernels
     row         sums and maxima over its nodes, bytes over its edges, the tile: nothing that depends on the machine's speed
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.analysis.cost import node_cost, value_bytes
+from hotfuse.analysis.vector_loops import CODE_OF
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.branches import IF
@@ -45,13 +46,6 @@ NAMES = (*SUMS, *MAXIMA, *EDGES, *TILING)
 """Columns of a row."""
 COLUMN = {n: i for i, n in enumerate(NAMES)}
 FAMILIES = ("pointwise", "broadcast", "reduction", "contraction", "convolution", "attention", "recurrent", "library")
-_FUNCTIONS = {
-    "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "log10"),
-    "sigmoid": ("sigmoid", "silu", "softplus", "mish", "log_sigmoid"),
-    "tanh": ("tanh", "elu", "selu", "celu"), "erf": ("gelu", "erf", "erfc"), "root": ("sqrt", "rsqrt", "reciprocal", "div"),
-}  # fmt: skip
-"""Functions by the code they become; others that cost as much are special."""
-_CLASS = {f"aten.{op}": kind for kind, ops in _FUNCTIONS.items() for op in ops}
 _FOLDS = {"softmax": 2, "logsumexp": 2, "layer_norm": 2, "group_norm": 2, "instance_norm": 2, "var": 2, "std": 2,
           "arg": 2}  # fmt: skip
 """Results that a row is folded to one after the other, by a part of the operator's name: the largest and the sum, the mean and the
@@ -174,7 +168,7 @@ def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
         found["extremum"] = float("max" in name or "min" in name)
     else:
         found["function" if each >= FUNCTION else "divide" if each >= DIVIDE else "light"] = cost.flops
-        kind = _CLASS.get(packet(node.op), "special" if each >= FUNCTION else "")
+        kind = CODE_OF.get(packet(node.op), "special" if each >= FUNCTION else "")
         if kind:
             found[kind] = made
     if row.access is Access.POINTWISE:

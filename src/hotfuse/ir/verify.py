@@ -48,7 +48,7 @@ _PREDICATES = {"==", "!=", "<", "<=", "and", "or", "not"}
 def verify(graph: Graph, told: Iterable[str] = ()) -> Graph:
     """The graph itself, when it is well formed; otherwise an InternalError that shows the faulty place.
 
-    `told` are symbols that whoever calls the graph tells, as a call's sizes are told to its groups.
+    `told` are symbols that the caller of the graph gives, as a call's sizes are given to its groups.
     """
     _GraphVerifier(graph, f"graph {graph.name!r}", 0).run(set(told))
     return graph

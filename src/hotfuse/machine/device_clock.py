@@ -33,6 +33,8 @@ def clock_of(tensors: Sequence[torch.Tensor]) -> Clock:
 CYCLES_A_SECOND = 2e9
 """At least as many as a device has, so that it sleeps at least as long as it is asked to."""
 LONGEST_SLEEP_S = 0.05
+AHEAD = 1.3
+"""What the device sleeps, times what launching takes: kernels with tensor descriptors take longer to launch than others."""
 
 
 def device_seconds(run: Callable[[], object], device: torch.device, ahead_s: float, times: int = 1) -> float:
@@ -47,3 +49,27 @@ def device_seconds(run: Callable[[], object], device: torch.device, ahead_s: flo
     end.record(stream)
     end.synchronize()
     return begin.elapsed_time(end) * 1e-3 / times
+
+
+class DeviceTimer:
+    """What a device alone takes for one kind of run, in several rounds. The device sleeps for as long as launching takes a thread
+    that nobody keeps waiting: a program that waits for the whole device waits for that, too (20 ms where the interpreter lock was
+    fought for). A round whose launching took longer reads too much; the least of several counts anyway."""
+
+    def __init__(self, run: Callable[[], object], device: torch.device, times: int = 1, least_ahead_s: float = 0.0) -> None:
+        """So many runs a round."""
+        self._run, self._device, self._times, self._least_s = run, device, times, least_ahead_s
+        self._launching_s = float("inf")
+
+    def seconds(self) -> float:
+        """One round's, per run."""
+        if self._launching_s == float("inf"):
+            self._launch()
+        ahead = max(self._least_s, AHEAD * self._launching_s)
+        return device_seconds(self._launch, self._device, ahead) / self._times
+
+    def _launch(self) -> None:
+        begin = time.thread_time()
+        for _ in range(self._times):
+            self._run()
+        self._launching_s = min(self._launching_s, time.thread_time() - begin)

@@ -86,7 +86,7 @@ def peaks_from(data: Mapping[str, Any]) -> DevicePeaks:
 
 
 def measured_peaks(device: torch.device, sizes: PeakSizes | None = None) -> DevicePeaks:
-    """Measure; whoever asks sees to it that the device does nothing else."""
+    """Measure; the caller sees to it that the device does nothing else."""
     sizes = sizes or PeakSizes()
     products: dict[str, float] = {}
     missing: dict[str, str] = {}

@@ -45,7 +45,7 @@ class SpeedChange:
 
 
 class DriftWatch:
-    """Looks at the machine's speed; `look` is called by a thread of its own, or by whoever has idle time."""
+    """Looks at the machine's speed; `look` is called by a thread of its own, or in idle time."""
 
     def __init__(
         self,

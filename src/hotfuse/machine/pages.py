@@ -5,7 +5,7 @@ this process. Nothing that holds the memory notices: the address stays, reading 
 writing makes pages the process's own again. Until they are read, they take no memory.
 
 Only memory that is the process's alone is exchanged: what other processes share, or what somebody else mapped from a file, stays as
-it is. Memory that was exchanged before may be again: whoever had it is gone, and the allocator gave it to somebody new.
+it is. Memory that was exchanged before may be again: its owner is gone, and the allocator gave it to a new one.
 Nobody may write to a range while it is exchanged.
 """
 

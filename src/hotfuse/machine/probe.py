@@ -120,7 +120,7 @@ _memory: ProbeMemory | None = None
 
 
 def remember_with(memory: ProbeMemory | None) -> None:
-    """Note trials for later processes; whoever says so last decides."""
+    """Note trials for later processes; the last call decides."""
     global _memory
     _memory = memory
 

@@ -4,7 +4,7 @@ A parallel loop ends with its last thread. Where a team has every core, whatever
 it waits: on sixteen cores, calls of 22 ms took 430 beside one process of the lowest priority, and 24 with a team of fifteen.
 
 Background work that computes in this process (a proof runs two plans) would have a team on every core, too. It has one of what
-calls leave, which is more while it computes (`beside_calls`, decision 111).
+calls leave, which is more while it computes (`in_background`, decision 111).
 
 Torch's own `set_num_threads` also decides for threads that begin later, which are none of ours; so OpenMP and MKL are told
 directly, and for the calling thread alone.
@@ -46,7 +46,7 @@ def threads() -> int:
     return _here.whole or torch.get_num_threads()
 
 
-def computes_beside() -> bool:
+def computes_in_background() -> bool:
     """Whether background work computes in this process, beside calls: what those take is not what they take otherwise."""
     return _beside > 0
 
@@ -66,7 +66,7 @@ def leaving_cores(call: Callable[..., T], *args: Any, **how: Any) -> T:
 
 
 @contextmanager
-def beside_calls(in_flight: int, at_least: int = 1) -> Generator[None]:
+def in_background(in_flight: int, at_least: int = 1) -> Generator[None]:
     """Around computing of a background thread while calls are served, so many of them at a time. It has the cores that they do not
     use; where a call has every core, it has what calls leave, less one for workers; `at_least` so many threads.
     """

@@ -2,7 +2,7 @@
 
 Tiles are 8 KiB of state for every thread, so Linux hands them out only to processes that ask, and ends others at their first use
 of one. A permission holds for all threads of a process, is passed on to its forks, and is lost with a new program. The probe asks
-for it in its throw-away process; whoever links code that uses tiles asks for it in its own.
+for it in its throw-away process; a process that links code with tiles asks for it itself.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from hotfuse.machine.cores import usable_cores
 
 HANDOVER_S = 8e-6
 """What an operator must take per caller: handing the lock over, and the Python between two operators."""
-FIRST, LEAST = 4, 2
+FIRST_CALLERS, MIN_CALLERS = 4, 2
 """Callers before the first call has shown what its operators take, and whatever they take; more than there are cores never help."""
-EVERY = 16
+MEASURED_EVERY = 16
 """Calls between two that are measured."""
 UNMEASURED = -1.0
 
@@ -28,8 +28,8 @@ class Turnstile:
     """In front of a program that many threads may call."""
 
     def __init__(self) -> None:
-        self._cores = max(LEAST, usable_cores())
-        self.most = min(FIRST, self._cores)
+        self._cores = max(MIN_CALLERS, usable_cores())
+        self.most = min(FIRST_CALLERS, self._cores)
         """Callers at once."""
         self.waited = 0
         """Calls that did not find a place at once."""
@@ -45,7 +45,7 @@ class Turnstile:
         gate = None
         with self._lock:
             self._calls += 1
-            measured = measurable and (self._calls <= EVERY or not self._calls % EVERY)
+            measured = measurable and (self._calls <= MEASURED_EVERY or not self._calls % MEASURED_EVERY)
             if self._inside < self.most and not self._waiting:
                 self._inside += 1
             else:
@@ -59,7 +59,7 @@ class Turnstile:
 
     def _wait(self, gate: threading.Lock) -> None:
         try:
-            gate.acquire()  # whoever leaves hands its place over
+            gate.acquire()  # the caller that leaves hands its place over
         except BaseException:  # an interrupt: the place must not be lost
             with self._lock:
                 waits = gate in self._waiting
@@ -73,10 +73,10 @@ class Turnstile:
         """A measured call has run so many operators: what they took decides how many callers there may be."""
         spent = (time.thread_time() - since) / max(1, steps)  # waiting for the lock is no processor time
         self._step_s = spent if not self._step_s else self._step_s + (spent - self._step_s) / 8
-        self.most = min(self._cores, max(LEAST, round(self._step_s / HANDOVER_S)))
+        self.most = min(self._cores, max(MIN_CALLERS, round(self._step_s / HANDOVER_S)))
 
     def leave(self) -> None:
-        """A call ends that `enter` began: whoever has waited longest takes its place."""
+        """A call ends that `enter` began: the caller that has waited longest takes its place."""
         with self._lock:
             self._inside -= 1
             while self._waiting and self._inside < self.most:
@@ -88,7 +88,7 @@ class Turnstile:
         return Turnstile, ()
 
     def after_fork(self) -> None:
-        """In a forked child: whoever was inside or waited is in the parent."""
+        """In a forked child: the callers inside and those that waited are in the parent."""
         self._inside, self._lock, self._waiting = 0, threading.Lock(), deque()
 
 

@@ -207,7 +207,7 @@ def _finished(kind: int) -> Body:
     return body
 
 
-def _told(t: _BlockText, i: str) -> None:
+def _starts_and_units(t: _BlockText, i: str) -> None:
     """Starts and units of columns, from a zero point and a scale."""
     less = t.op("mul", "i32", t.load("i32", "%sums", i), t.splat("i32", "%zero"))
     t.store("i32", t.op("sub", "i32", t.splat("i32", "0"), less), "%start", i)
@@ -233,7 +233,7 @@ def _products_text(target: CpuTarget) -> str:
     rows = [_loop(f"row_{name}", ROW_ARGUMENTS, _finished(kind)) for kind, (name, _) in ROWS.items()]
     told = "ptr %sums, ptr %factor, ptr %start, ptr %unit, i32 %zero, float %scale"
     return "\n".join((
-        *rows, _loop("told", told, _told), _loop("tap", "ptr %x, ptr %w, ptr %acc, i32 %flip, i32 %zero", _tap),
+        *rows, _loop("told", told, _starts_and_units), _loop("tap", "ptr %x, ptr %w, ptr %acc, i32 %flip, i32 %zero", _tap),
         _loop("zeros", "ptr %x, ptr %y", _zeros), byte_products.text(target),
     ))  # fmt: skip
 
@@ -437,12 +437,12 @@ def _loaded() -> tuple[ByteKernels, Loaded]:
 
 @once
 def byte_kernels() -> ByteKernels:
-    """The passes; whoever asks first waits until they are compiled."""
+    """The passes; the first caller waits until they are compiled."""
     return _loaded()[0]
 
 
 class _BackgroundKernels:
-    """Has the passes made beside whoever asks, once in a process."""
+    """Has the passes compiled in the background, once in a process."""
 
     def __init__(self) -> None:
         self.kernels: ByteKernels | None = None

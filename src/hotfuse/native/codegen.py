@@ -51,7 +51,7 @@ def _machine(target: CpuTarget) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """A verified module in a context of its own, so that its types are freed with it. Whoever asked for it closes it: left to the
+    """A verified module in a context of its own, so that its types are freed with it. The caller closes it: left to the
     collector of cycles, the context might go first, and LLVM would free the module's types twice.
     """
     try:

@@ -56,7 +56,7 @@ def main() -> None:
         try:
             while left:
                 left = left[os.write(1, left) :]
-        except BrokenPipeError:  # whoever asked has ended
+        except BrokenPipeError:  # the process that asked has ended
             return
 
 

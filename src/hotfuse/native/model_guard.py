@@ -16,7 +16,7 @@
 
 True means that everything is as it was noted. False means that somebody should look: a dict's tag also changes when a value is
 replaced by itself. What was noted is an array of the function's own, made anew when something is accepted, so a sweep never sees
-half of it. Objects must be kept alive by whoever asks.
+half of it. Objects must be kept alive by the caller.
 """
 
 from __future__ import annotations

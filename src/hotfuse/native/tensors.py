@@ -4,9 +4,8 @@
 
 Torch exports a C interface (`aoti_torch_get_sizes` and its like) that takes the address of an `at::Tensor`: a word that points
 at the tensor's C++ part. Every Python tensor holds such a word. Where in the object it lies, where the object's type lies and where
-the C++ part keeps its dispatch keys is *found* on live tensors whose answers torch itself gives, never assumed, and then everything
-that native code will ask is compared with what Python says. Where any of this fails, `unavailable()` says why, and callers stay
-with Python, which they count.
+the C++ part keeps its dispatch keys is *found* on live tensors (`native.tensor_layout`). Then everything that native code asks is
+compared with what Python says. Where any of this fails, `unavailable()` says why, and callers stay with Python, which they count.
 
     declare i32 @hf_plain(ptr)         1 if the object is exactly a Tensor or Parameter: on the CPU, strided, with memory of its own
                                        and with the numbers that lie there (no lazy negation, conjugation or zeros, no wrapper)
@@ -41,12 +40,10 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.tensor_layout import Places, find_places, keys_of, plain_keys, specimens
 from hotfuse.native.toolchain import helper_object
 
 _C = torch._C
-_OBJECT_WORDS = torch.Tensor.__basicsize__ // 8
-_IMPL_WORDS = 24
-"""How much of the C++ part is searched; it has never been smaller."""
 _NAMES = ("hf_plain", "hf_rank", "hf_sizes", "hf_strides", "hf_dtype", "hf_numel", "hf_data", "hf_contiguous", "hf_empty",
           "hf_view", "hf_copy", "hf_room", "hf_of_now")
 DECLARATIONS = """
@@ -68,89 +65,12 @@ declare i32 @hf_of_now(ptr)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where things lie, in bytes."""
-
-    type_at: int
-    """The type, in the Python object."""
-    impl_at: int
-    """The word that points at the C++ part, in the Python object; its address is what torch's C interface takes."""
-    keys_at: int
-    """The set of dispatch keys, in the C++ part."""
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchKeys:
-    """Which dispatch keys a plain tensor of a device may have, and which it must have."""
-
-    may: int
-    must: int
-
-
-@dataclass(frozen=True, slots=True)
 class TensorHelpers:
     """The compiled helpers of this process."""
 
     places: Places
     symbols: Mapping[str, int]
     loaded: Loaded
-
-
-def _words(address: int, count: int) -> list[int]:
-    return list((ctypes.c_uint64 * count).from_address(address))
-
-
-def _keys(t: torch.Tensor) -> int:
-    return int(_C._dispatch_keys(t).raw_repr())
-
-
-def plain_keys(device: str = "cpu") -> DispatchKeys:
-    """The keys of ordinary tensors on a device: with all that autograd adds, and of inference mode, which has none of it."""
-    with torch.inference_mode(False):
-        usual = _keys(torch.empty(0, device=device))
-    with torch.inference_mode():
-        least = _keys(torch.empty(0, device=device))
-    return DispatchKeys(usual | least, usual & least)
-
-
-def _specimens() -> list[torch.Tensor]:
-    """Tensors that differ in everything that is searched for or asked."""
-    with torch.inference_mode(False), torch.no_grad():
-        base = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
-        numbers = torch.ones(3, dtype=torch.complex64)
-        plain = [
-            base, base.permute(2, 0, 1), base[:, 1:, ::2], base[0, 0, 0], torch.empty(0, 3), torch.ones(5, dtype=torch.int64),
-            torch.ones(1, 1, dtype=torch.bool), base.expand(5, 2, 3, 4), torch.ones((1,) * 7, dtype=torch.float16),
-            nn.Parameter(base.clone()), nn.Parameter(torch.ones(2), requires_grad=False), torch.ones(2, 0, 3).mT,
-            torch.ones(3, 3).contiguous(memory_format=torch.preserve_format).t(), numbers,
-        ]
-        odd = [numbers.conj(), numbers.conj().imag, torch._efficientzerotensor((3,)), torch.empty(3, device="meta"),
-               torch.eye(3).to_sparse()]
-    with torch.inference_mode():
-        plain.append(torch.ones(2, 2))
-    return plain + odd
-
-
-def _only(candidates: Sequence[set[int]], what: str) -> int:
-    common = set[int].intersection(*candidates)
-    if not common:
-        raise InternalError(f"no word of a tensor holds {what}")
-    return 8 * min(common)
-
-
-def find_places(tensors: Sequence[torch.Tensor]) -> Places:
-    """Where torch put what native code needs, by comparing memory with torch's own answers."""
-    objects = [_words(id(t), _OBJECT_WORDS) for t in tensors]
-    impls = [_words(t._cdata, _IMPL_WORDS) for t in tensors]
-
-    def holding(memories: list[list[int]], wanted: list[int]) -> list[set[int]]:
-        return [{i for i, w in enumerate(m) if w == x} for m, x in zip(memories, wanted, strict=True)]
-
-    return Places(
-        _only(holding(objects, [id(type(t)) for t in tensors]), "its type"),
-        _only(holding(objects, [t._cdata for t in tensors]), "the address of its C++ part"),
-        _only(holding(impls, [_keys(t) for t in tensors]), "its dispatch keys"),
-    )
 
 
 def _ask(name: str, shim: str, kind: str) -> str:
@@ -460,7 +380,7 @@ def _proven(access: TensorHelpers, tensors: Sequence[torch.Tensor]) -> None:
     reader = TensorReader(access.symbols)
     cpu = plain_keys()
     for t in tensors:
-        plain = _keys(t) & ~cpu.may == 0 and _keys(t) & cpu.must == cpu.must
+        plain = keys_of(t) & ~cpu.may == 0 and keys_of(t) & cpu.must == cpu.must
         if reader.plain(t) is not plain:
             raise InternalError("native code does not recognize a plain tensor", because=str(_C._dispatch_keys(t)))
         if not plain:
@@ -491,7 +411,7 @@ def _proven(access: TensorHelpers, tensors: Sequence[torch.Tensor]) -> None:
 @once
 def _found() -> TensorHelpers | str:
     try:
-        tensors = _specimens()
+        tensors = specimens()
         access = _compiled(find_places(tensors))
         _proven(access, tensors)
         return access

@@ -42,7 +42,7 @@ _process: subprocess.Popen[bytes] | None = None
 
 
 def keep_in(place: Callable[[], Folder | None]) -> None:
-    """Where object code is kept for later processes; whoever says so last decides."""
+    """Where object code is kept for later processes; the last call decides."""
     global _place
     _place = place
 

@@ -1,4 +1,4 @@
-"""The partition manager: a partitioned graph as an immutable value, and the two ways to adjust it.
+"""The partition manager: a partitioned graph as an immutable value, and its two adjustments, fuse and split.
 
     fuse(p, a, b)        two partitions become one; what lies between them and does not depend on `a` runs before it, the rest after
     split(p, a, at)      the first `at` nodes of a partition, and the others

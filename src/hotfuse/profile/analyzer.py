@@ -115,7 +115,7 @@ class Analyzer:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest; read from its bytes by whoever first asks."""
+        """The latest; decoded when it is first asked for."""
         latest = self._latest
         if self._read[0] is not latest:
             self._read = (latest, from_json(latest))

@@ -101,7 +101,6 @@ class _TimeStats:
 @dataclass(slots=True)
 class _Signature:
     n: int = 0
-    values: dict[int, _Value] = field(default_factory=dict[int, _Value])
     partitions: dict[int, _TimeStats] = field(default_factory=dict[int, _TimeStats])
     tiers: dict[int, Sizes] = field(default_factory=dict[int, Sizes])
 
@@ -169,7 +168,6 @@ class AnalyzerMemory:
     def _value(self, g: _GraphRecord, item: int, r: Any) -> None:
         flags, n = int(r["flags"]), int(r["rows"]) * int(r["cols"])
         g.values.setdefault(item, _Value()).add(r)
-        g.signature(int(r["signature"])).values.setdefault(item, _Value()).add(r)
         if flags & Flag.INPUT:
             numel = math.prod(int(d) for d in r["shape"][: min(int(r["rank"]), MAX_RANK)])
             self._test(g, int(r["graph"]), item, "elements", numel)
@@ -221,9 +219,8 @@ def _seen(number: int, g: _GraphRecord) -> GraphSeen:
     for s, share in g.shares.shares():
         if (one := g.signatures.get(s)) is not None and len(signatures) < SHOWN:
             calls = tuple(_TimeStats(ns).seen(tier) for tier, ns in sorted(one.tiers.items()))
-            values = tuple(v.seen(i) for i, v in one.values.items())
             times = tuple(t.seen(i) for i, t in one.partitions.items())
-            signatures.append(SignatureSeen(s, one.n, share, values, times, calls))
+            signatures.append(SignatureSeen(s, one.n, share, times, calls))
     guesses = ((kind, item, p.guess()) for (kind, item), p in g.predictors.items())
     return GraphSeen(
         number, g.samples, tuple(signatures), tuple(v.seen(i) for i, v in g.values.items()),
@@ -235,5 +232,4 @@ def _seen(number: int, g: _GraphRecord) -> GraphSeen:
 
 
 def _share(f: Fractions) -> Share:
-    total = sum(f.bins) or 1.0
-    return Share(f.of.n, f.of.mean, math.sqrt(f.of.var), tuple(round(b / total, 4) for b in f.bins))
+    return Share(f.of.n, f.of.mean, math.sqrt(f.of.var))

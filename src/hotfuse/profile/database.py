@@ -2,7 +2,7 @@
 
     busy      writers take turns: they wait, then try again with growing pauses
     corrupt   the file is moved aside, one process at a time, and a new one begun
-    replaced  whoever has just opened the file that another process moves aside gets an I/O error: it opens the new one
+    replaced  a process that has just opened the file which another one moves aside gets an I/O error: it opens the new one
     full, read-only
               this process goes on with a copy in memory: what was learned is known, what it learns is lost when it ends
     newer, still busy after all tries

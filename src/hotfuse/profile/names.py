@@ -18,7 +18,7 @@ OTHER = 0
 class Names:
     """A register of graphs, their items, and their signatures.
 
-    A graph's number is never given out twice, so whoever still speaks of one that was forgotten is told nothing and means nothing.
+    A graph's number is never reused; a forgotten number resolves to nothing.
     """
 
     def __init__(self) -> None:

@@ -278,7 +278,7 @@ STEPS: tuple[Migration, ...] = (
     Migration(5, "names of facts, arrays and memories", _renamed),
 )
 TABLES = (origins, *FIRST, problems, memories, subgraph_profiles, cursors)
-"""Every table, for whoever goes through all of them."""
+"""Every table, for loops over all of them."""
 GROWING = (measurements, decisions, drift, subgraph_profiles)
 """Those that grow with use."""
 

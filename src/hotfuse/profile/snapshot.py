@@ -16,12 +16,11 @@ from hotfuse.profile.names import Names
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A fraction over the recent samples; `bins` are exactly 0, sixteen steps, exactly 1, and add up to 1."""
+    """A fraction over the recent samples."""
 
     n: int
     mean: float
     std: float
-    bins: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,6 @@ class SignatureSeen:
     signature: int
     n: int
     share: float
-    values: tuple[ValueSeen, ...]
     partitions: tuple[PartitionSeen, ...]
     calls: tuple[PartitionSeen, ...]
     """Whole calls: one per tier, whose number is `item`."""
@@ -187,8 +185,7 @@ def _graph(d: dict[str, Any]) -> GraphSeen:
 
 def _signature(d: dict[str, Any]) -> SignatureSeen:
     return SignatureSeen(
-        d["signature"], d["n"], d["share"], tuple(map(_value, d["values"])), tuple(map(_partition, d["partitions"])),
-        tuple(map(_partition, d["calls"])),
+        d["signature"], d["n"], d["share"], tuple(map(_partition, d["partitions"])), tuple(map(_partition, d["calls"])),
     )
 
 
@@ -197,13 +194,9 @@ def _partition(d: dict[str, Any]) -> PartitionSeen:
     return PartitionSeen(**fields)
 
 
-def _share(d: dict[str, Any]) -> Share:
-    return Share(d["n"], d["mean"], d["std"], tuple(d["bins"]))
-
-
 _SHARES = ("zero", "zero_rows", "zero_cols", "constant_rows", "nonfinite", "valid", "valid_rows")
 
 
 def _value(d: dict[str, Any]) -> ValueSeen:
-    fields: dict[str, Any] = {**d, "shape": tuple(d["shape"]), **{n: _share(d[n]) for n in _SHARES}}
+    fields: dict[str, Any] = {**d, "shape": tuple(d["shape"]), **{n: Share(**d[n]) for n in _SHARES}}
     return ValueSeen(**fields)

@@ -12,8 +12,6 @@ from dataclasses import field
 from hotfuse.base.lazy_dataclass import dataclass
 
 DECAY = 0.99
-INNER = 16
-"""Bins of a fraction's histogram between, but without, exactly 0 and exactly 1, which have bins of their own."""
 PER_OCTAVE = 16
 """Bins per doubling in a histogram of sizes or times."""
 
@@ -41,25 +39,14 @@ class Decayed:
 
 @dataclass(slots=True)
 class Fractions:
-    """A number between 0 and 1: mean, variance, histogram."""
+    """A number between 0 and 1: mean and variance."""
 
     of: Decayed = field(default_factory=Decayed)
-    bins: list[float] = field(default_factory=lambda: [0.0] * (INNER + 2))
 
     def add(self, x: float) -> None:
         """One more sample."""
-        if not 0 <= x <= 1:
-            return
-        self.of.add(x)
-        self.bins = [b * DECAY for b in self.bins]
-        self.bins[bin_of(x)] += 1
-
-
-def bin_of(x: float) -> int:
-    """Which bin a fraction falls into: 0 and 1 exactly are the first and the last."""
-    if x <= 0:
-        return 0
-    return INNER + 1 if x >= 1 else 1 + min(INNER - 1, int(x * INNER))
+        if 0 <= x <= 1:
+            self.of.add(x)
 
 
 @dataclass(slots=True)

@@ -28,10 +28,10 @@ class Tables:
         """Per table, rows that could not be read."""
         self._log = log
         self.database: Database | PostgresDatabase = (
-            PostgresDatabase(at) if isinstance(at, URL) else Database(at, self._told, steps)
+            PostgresDatabase(at) if isinstance(at, URL) else Database(at, self._report, steps)
         )
 
-    def _told(self, trouble: Trouble, detail: str) -> None:
+    def _report(self, trouble: Trouble, detail: str) -> None:
         self.notes.append(f"{trouble.value}: {detail}")
         if self._log is not None:
             why = Why.STORE_DAMAGED if trouble is Trouble.CORRUPT else Why.STORE_UNUSABLE

@@ -1,4 +1,4 @@
-"""Work beside inference, counted, so that somebody may wait until none is pending.
+"""Background work, counted, so that somebody may wait until none is pending.
 
 A job that raises is told of (`failed`), and the next one runs. Jobs run without gradients: nothing they compute is differentiated,
 and parameters that were made in inference mode could not even be looked at otherwise.

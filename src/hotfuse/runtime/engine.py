@@ -1,4 +1,4 @@
-"""The engine: serves a model while its plans are made and exchanged beside.
+"""The engine: serves a model while its plans are made and exchanged in the background.
 
 A call never waits: it runs in a captured plan whose guard holds (`plans`), or in the model's own code (`capturing`). Some calls
 are looked at: timed, noted as samples, and asked whether their plan has earned a better one (`improve`). The engine knows no
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 import weakref
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from hotfuse.base.debug import CALLS, say
 from hotfuse.base.errors import CallFault, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
@@ -36,33 +33,28 @@ from hotfuse.machine.heap import heap
 from hotfuse.native.call_context import Around, asked_in_python, native_around
 from hotfuse.native.toolchain import keep_in
 from hotfuse.runtime.background import Background, Submit
+from hotfuse.runtime.call_learner import CallLearner
 from hotfuse.runtime.capturing import Capturer
-from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.observe.telling import Teller
+from hotfuse.runtime.observe.obstacle_log import ObstacleLog
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans, Servable
-from hotfuse.runtime.samples import Signature
-from hotfuse.runtime.serve.answering import Turn, turn_of
+from hotfuse.runtime.serve.answering import turn_of
 from hotfuse.runtime.serve.gradients import PLAIN, GradientLink, Gradients, joined
 from hotfuse.runtime.serve.own_recordings import recorded_own_code
 from hotfuse.runtime.site import Entry, Route, Site
 from hotfuse.runtime.tally import Everyone, Tally, ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile, Improve
-from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.improve import Improver
-from hotfuse.runtime.tierup.own_code import compare, decided, later_than_own, rest
-from hotfuse.runtime.tierup.tiers import interval
+from hotfuse.runtime.tierup.own_code import later_than_own
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 from hotfuse.specialize.table import TIER1
 
 _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256
-"""Ways to write a call's arguments that are looked up in one step: names come in any order."""
+"""Combinations of argument names that are looked up in one step: names come in any order."""
 MOST_LOOK_S = 1e-3
 """What a look counts for at most: what takes longer was interrupted, or did something that is not done again."""
-DISPATCHES = 9
-"""Times that finding a plan is measured."""
 _around: Around = asked_in_python
 """What is around a call; one native question for the whole process as soon as a model is hot."""
 _NOT_BEGUN = object()
@@ -85,14 +77,15 @@ class Engine:
 
     def __init__(
         self, model: Servable, compile: Compile, submit: Submit, settings: Settings, log: EventLog,
-        improve: Improve | None = None, captures: Submit | None = None,
+        improve: Improve | None = None, captures: Submit | None = None, counted: Everyone | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
         self.log = log
         keep_in(lambda: folder_of(settings))
-        self._everyone = Everyone()
-        self._tally = Tally(self._everyone)
+        self.everyone = counted or Everyone()
+        """The counters of all threads; those of another engine go on being counted in."""
+        self._tally = Tally(self.everyone)
         self._background = Background(submit, inline=settings.capture == "inline", failed=self._failed, captures=captures)
         self._in_background = self._background.start
         self.plans = Plans(model, settings, log, self._tally, self._in_background)
@@ -107,17 +100,21 @@ class Engine:
         self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.own_code)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
-            self._capturer.admitted = self._improver.admitted
-            self._capturer.remembered, self._capturer.take_up = self._improver.remembered, self._improver.take_up
+            graphs, improver = self._capturer.graphs, self._improver
+            graphs.admitted, graphs.take_up = improver.admitted, improver.take_up
+            graphs.remembered, graphs.ahead = improver.remembered, improver.ahead
         self._known = KnownStructures()
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = ""
-        self._teller = Teller(model.name, self._below_tier1)
+        self.undecided: Callable[[], bool] = lambda: False
+        """Whether it is still being found out how the model can be served: then nothing is told of what it could not."""
+        self._teller = ObstacleLog(model.name, self._below_tier1)
         self._capturer.own_answers = self._teller.below
         self._threads = settings.threads
         self._clock = itertools.count(1)
-        self.concurrency = Concurrency()
+        self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden)
+        self.concurrency = self._learner.concurrency
         if settings.capture == "off":
             log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
         _ENGINES.add(self)
@@ -313,11 +310,13 @@ class Engine:
     ) -> Any:
         """A plan raised: the model's own code answers. Where that raises too, or an index pointed nowhere, the call is to blame."""
         site, entry, plan, error = failed
-        strayed = entry.balance  # sizes that data decide may be other ones as well, on which operators raise what they will
         try:
-            if strayed is not None:
-                return self._capturer.other_path(site, entry, strayed, leaves, args, kwargs, counts)
-            result = self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
+            if entry.balance is not None:
+                result, strayed = self._capturer.other_path(failed, entry.balance, leaves, args, kwargs, counts)
+                if strayed:
+                    return result
+            else:
+                result = self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
         except Exception:
             self.log.count("call_faults")
             raise
@@ -356,7 +355,9 @@ class Engine:
         effects = entry.effects
         seen = leaves if effects is None else effects.unwritten(leaves)
         try:
-            if number >= entry.sampler.at and self._improver is not None and self._improver.first_plan_awaited(entry):
+            awaited = self._improver is not None and self._improver.first_plan_awaited(entry)
+            replayed = own and any(t.is_cuda for t in leaves)  # the baseline's kernels, one by one, take ten times as long
+            if number >= entry.sampler.at and (awaited or replayed):
                 entry.sampler.later(number)  # what samples are for comes behind it, and looking takes a worker's time
             if number >= entry.sampler.at:
                 answer, seconds = plan, list[float]()
@@ -375,6 +376,8 @@ class Engine:
                     answer = turn.answers
                 clock = clock_of(leaves)
                 begin = clock()
+                if answer is None and turn is None and (balance := entry.balance) is not None and balance.unmet > 0:
+                    return self._capturer.look_for_path(site, entry, balance, leaves, args, kwargs, counts)
                 if answer is None:
                     outs = self.own_code(*args, **kwargs)
                 else:
@@ -393,9 +396,9 @@ class Engine:
         self.log.span("calls", "own code" if answer is None else f"tier {answer.tier}", began, call=number)
         counts.looked_at += 1
         try:
-            self._learn(site, entry, plan, seen, signature, spent, since)
+            self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)
             if turn is not None:
-                self._compared(site, entry, turn, leaves, spent, time.perf_counter() - entered - spent)
+                self._learner.compared(site, entry, turn, leaves, spent, time.perf_counter() - entered - spent)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
             entry.look_s += (min(time.perf_counter() - entered - spent, MOST_LOOK_S) - entry.look_s) / 8
@@ -404,82 +407,11 @@ class Engine:
             self.log.decide(Action.KEEP, Why.LEARNING_FAILED, self.model.name, because=f"{type(e).__name__}: {e}")
         return result
 
-    def _dispatch_s(self, site: Site, entry: Entry, leaves: Sequence[torch.Tensor]) -> float:
-        """What a call in a plan takes before the plan runs: measured on a real call, once, and again when it is asked natively."""
-        seconds, native = entry.dispatch_s
-        cache, watch, gradients = site.cache(entry.grad_mode), self.plans.watch, torch.is_grad_enabled()
-        if cache is not None and (not seconds or native is not cache.table.native):
-            table = cache.table
-            times: list[float] = []
-            for _ in range(DISPATCHES):
-                begin = time.perf_counter()
-                _around()
-                table.select(*leaves)
-                if watch is not None:
-                    watch.unchanged()
-                if gradients:
-                    self.gradients.link(entry.links, watch, leaves)
-                times.append(time.perf_counter() - begin)
-            seconds = median(times)
-            entry.dispatch_s = (seconds, table.native)
-        return seconds
-
-    def _compared(
-        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, look_s: float
-    ) -> None:
-        """A call was half of a round, and took so long; looking at it took `look_s` besides."""
-        judge = turn.of
-        if turn.answers is not None and (entry.reference(judge.version) is None if isinstance(judge, Audit) else judge.own):
-            spent += self._dispatch_s(site, entry, leaves)
-        if isinstance(judge, Audit):
-            if judge.took(entry.calls, turn.key, turn.side, spent, look_s):
-                self.plans.withdraw_slower(site, entry, judge)
-            entry.next_look = min(entry.next_look, max(judge.at, entry.calls + 1))
-            return
-        judge.took(turn.key, turn.side, spent)
-        if judge.trial is not None and judge is entry.contest and judge.new is entry.baseline:
-            decided(entry, judge, judge.trial, self.log, self.model.name)
-
-    def _learn(
-        self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor], signature: Signature, spent: float, since: int
-    ) -> None:  # fmt: skip
-        """From a call that took so long, the first to be looked at of so many."""
-        number = entry.calls
-        self.concurrency.note(calls_in_flight())
-        if not plan.tier:
-            self._teller.below()
-        entry.heat += since
-        entry.seconds += spent * since
-        after = interval(entry.heat, self.settings.watch_rate, spent, entry.look_s)
-        entry.next_look = min(number + after, max(number + 1, entry.sampler.at))
-        if self.settings.debug >= CALLS:
-            entry.next_look = number + 1
-            say(CALLS, CALLS, lambda: f"call {number} of {self.model.name}: tier {plan.tier}, {spent * 1e6:.1f} us")
-        if entry.repeats.note(number, leaves):
-            entry.next_look = number + 1
-        entry.samples.note(signature, leaves)
-        entry.callers.note(threading.get_ident())
-        if self._improver is not None:
-            self._improver.consider(site, entry, plan)
-        compare(entry, self.settings)
-        if entry.heat >= self.settings.hot_calls:
-            watch = self.plans.watch
-            watching = watch.hardening_jobs() if watch is not None else ()
-            for job in (*site.hardening_jobs(), *watching, *self.gradients.hardening_jobs()):
-                self._in_background(job)
-            if not _hardening:
-                _hardening.append("")
-                self._in_background(_harden)
-        if self.plans.examiner.due(entry):
-            entry.examining = True
-            self._in_background(lambda: self.plans.examiner.look(entry))
-        if (audit := entry.audit_of(plan, signature)) is not None:
-            entry.next_look = min(entry.next_look, max(audit.at, number + 1))
-        if entry.contest is not None:  # behind all that set it: every call is looked at
-            entry.next_look = 0
-        elif entry.own and plan is entry.baseline:
-            rest(site, entry, spent)
-
+    def _harden(self) -> None:
+        """What is around a call is asked natively from now on, by every engine."""
+        if not _hardening:
+            _hardening.append("")
+            self._in_background(_harden)
 
     # --- control ---------------------------------------------------------------------------------
 
@@ -489,7 +421,7 @@ class Engine:
 
     def _below_tier1(self) -> list[str]:
         """What keeps calls below tier 1 for good, as far as it is known."""
-        if self.settings.capture == "off" or self.settings.tiers < 1:
+        if self.settings.capture == "off" or self.settings.tiers < 1 or self.undecided():
             return []  # the user's own choice
         sites = list(self.sites.values())
         found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
@@ -513,7 +445,7 @@ class Engine:
 
     def counts(self) -> dict[str, int]:
         """Call counters over all threads."""
-        return self._everyone.total()
+        return self.everyone.total()
 
     def watch_stats(self) -> dict[str, Any]:
         """How calls make sure that the model is the one that was captured."""

@@ -67,6 +67,8 @@ class BetCount:
     """What that saved in all, where the plan itself knows."""
     outgrown: float = 0.0
     """The part of the calls of late that code for those which the bet is not for would serve better, where there is none yet."""
+    values: tuple[str, ...] = ()
+    """The graph's inputs that the bet is about."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

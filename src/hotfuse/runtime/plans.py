@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -66,7 +66,7 @@ class Servable(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Have whoever captures ready; may take seconds, in which more calls show what varies."""
+        """Have the worker that captures ready; may take seconds, in which more calls show what varies."""
         ...
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
@@ -75,6 +75,14 @@ class Servable(Protocol):
         `watching` is told what to watch before anything can fail, so that a refused model that changes is tried again.
         """
         ...
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """A model whose calls have tensors in front that are its own."""
+
+    state_count: int
+    """How many."""
 
 
 class Plans:
@@ -346,7 +354,7 @@ class Plans:
         self.recorder.close()
 
     def after_fork(self) -> None:
-        """In a forked child: whoever was at something is in the parent."""
+        """In a forked child: the threads that were at work are in the parent."""
         self.lock = threading.Lock()
         self.originals.after_fork()
         if self.originals.bytes:

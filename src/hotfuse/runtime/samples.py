@@ -3,6 +3,9 @@
 A signature is the sizes a call gives to the graph's symbols. How often each came is counted with decay, so that traffic that
 changes is seen to change. Where inputs must not be kept, plans are proven on made-up ones of the same shapes.
 
+A graph that has some paths through code which reads its data is not for every call. Kept calls are shown only once it is known that
+the graph has their path: what a plan answered has it, and of the others it is found out in the background (`vet`).
+
 Any number of threads call: one notes at a time, and what comes meanwhile is passed over, so that no call waits. Readers take no
 lock: what is kept of a signature is exchanged by one reference store. While nobody calls, less is kept.
 """
@@ -35,11 +38,18 @@ KEPT_IDLE = 8
 """Signatures of which a call is kept while nobody calls: enough to prove a plan on. The next calls bring others."""
 
 
+class KeptCall(list[torch.Tensor]):
+    """The inputs of a call."""
+
+    fits = True
+    """Whether it is known that the graph is for it."""
+
+
 @dataclass(slots=True)
 class _Seen:
     weight: float = 0.0
     count: int = 0
-    kept: tuple[Sequence[torch.Tensor], ...] = ()
+    kept: tuple[KeptCall, ...] = ()
     """The newest first."""
     each: int = 0
     """Bytes of one call."""
@@ -47,6 +57,10 @@ class _Seen:
     @property
     def bytes(self) -> int:
         return len(self.kept) * self.each
+
+    @property
+    def fitting(self) -> tuple[KeptCall, ...]:
+        return tuple(call for call in self.kept if call.fits)
 
 
 def snapshot(t: torch.Tensor) -> torch.Tensor:
@@ -85,15 +99,27 @@ class CallSamples:
         self._noting = threading.Lock()
         _all.add(self)
 
-    def note(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> None:
-        """Count a call, and keep its inputs if its kind has none yet and memory allows."""
+    def note(self, signature: Signature, inputs: Sequence[torch.Tensor], *, fits: bool = True) -> None:
+        """Count a call, and keep its inputs if its kind has none yet and memory allows. `fits`: the graph is known to be for it."""
         if not self._noting.acquire(blocking=False):
             self.passed_over += 1
             return
         try:
-            self._note(signature, inputs)
+            self._note(signature, inputs, fits=fits)
         finally:
             self._noting.release()
+
+    def vet(self, has: Callable[[Sequence[torch.Tensor]], bool]) -> tuple[int, int]:
+        """Find out of which kept calls the graph is for, and let go of the others; how many those were that it is for, and the
+        others. Runs the graph: for the background."""
+        unknown = [call for seen in list(self._seen.values()) for call in seen.kept if not call.fits]
+        for call in unknown:
+            call.fits = has(call)
+        gone = {id(call) for call in unknown if not call.fits}
+        with self._noting:
+            for seen in self._seen.values():
+                seen.kept = tuple(call for call in seen.kept if id(call) not in gone)
+        return len(unknown) - len(gone), len(gone)
 
     def give_back(self) -> int:
         """Nobody calls: keep the newest call of the commonest signatures alone; the bytes that others took."""
@@ -107,7 +133,7 @@ class CallSamples:
         """In a forked child: who was noting is in the parent."""
         self._noting = threading.Lock()
 
-    def _note(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> None:
+    def _note(self, signature: Signature, inputs: Sequence[torch.Tensor], *, fits: bool) -> None:
         self.taken += 1
         self._unit /= DECAY  # instead of shrinking every count, new ones weigh more
         self._total += self._unit
@@ -120,11 +146,11 @@ class CallSamples:
         found.weight += self._unit
         found.count += 1
         if len(found.kept) < EACH or found.count % REFRESH == 0:
-            self._take(signature, found, inputs)
+            self._take(signature, found, inputs, fits=fits)
         if self._unit > 1e100:
             self._rescale()
 
-    def _take(self, signature: Signature, found: _Seen, inputs: Sequence[torch.Tensor]) -> None:
+    def _take(self, signature: Signature, found: _Seen, inputs: Sequence[torch.Tensor], *, fits: bool) -> None:
         """Keep a call; room is made by second copies of other kinds, then by the rarest kinds."""
         found.kept = found.kept[: EACH - 1]
         while self.bytes + found.each > self._budget:
@@ -137,7 +163,9 @@ class CallSamples:
         while found.kept and self.bytes + found.each > self._budget:
             found.kept = found.kept[:-1]
         if self.bytes + found.each <= self._budget or self.bytes == 0:  # without any input nothing could be proven
-            found.kept = ([self._keep(t) for t in inputs], *found.kept)
+            call = KeptCall(self._keep(t) for t in inputs)
+            call.fits = fits
+            found.kept = (call, *found.kept)
 
     def _rescale(self) -> None:
         for seen in self._seen.values():
@@ -166,14 +194,14 @@ class CallSamples:
     def inputs(self, signature: Signature | None = None) -> Sequence[torch.Tensor] | None:
         """The latest kept call of that signature; of the commonest one that has any where none is asked for."""
         if signature is not None:
-            kept = found.kept if (found := self._seen.get(signature)) is not None else ()
+            kept = found.fitting if (found := self._seen.get(signature)) is not None else ()
             return kept[0] if kept else None
         return next(iter(self.several(1)), None)
 
     def several(self, most: int) -> list[Sequence[torch.Tensor]]:
         """Up to so many calls: the latest of each signature, the commonest first, then the ones before those."""
-        ranked = [seen.kept for _, seen in self._ranked()]
-        found = [kept[i] for i in range(EACH) for kept in ranked if i < len(kept)]
+        ranked = [seen.fitting for _, seen in self._ranked()]
+        found: list[Sequence[torch.Tensor]] = [kept[i] for i in range(EACH) for kept in ranked if i < len(kept)]
         return found[:most]
 
 

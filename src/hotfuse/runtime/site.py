@@ -155,7 +155,9 @@ class Entry:
     allowed: float = 1.0
     """How many times as long as what it replaced a plan may take: more than once where memory is what counts."""
     balance: PathBalance | None = None
-    """Of a graph that has some ways through code which reads its data: what calls that took others cost."""
+    """Of a graph that has some paths through code which reads its data: what calls that took others cost."""
+    replaced: bool = False
+    """A graph with further paths has taken its place: nothing better is made of it any more."""
     callers: Callers = field(default_factory=Callers)
     won: dict[AttemptKey, WonRace] = field(default_factory=dict[AttemptKey, "WonRace"])
     """What specializations saved in the race before they were deployed."""
@@ -319,7 +321,7 @@ class Route:
 class Site:
     """Everything about one call structure.
 
-    A version has a route if and only if its entry has it, whoever takes versions away meanwhile: the entry's table is exchanged
+    A version has a route if and only if its entry has it, even while others take versions away: the entry's table is exchanged
     under a lock, held for no longer than that; routes follow, and a route is dropped only where its entry has no such version.
     """
 
@@ -446,7 +448,7 @@ class Site:
             cache.clear()
 
     def after_fork(self) -> None:
-        """In a forked child: whoever held a lock is in the parent."""
+        """In a forked child: the thread that held a lock is in the parent."""
         self._lock = threading.Lock()
         for cache in self.caches.values():
             cache.after_fork()

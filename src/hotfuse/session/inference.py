@@ -340,7 +340,8 @@ class InferenceSession:
     def explain(self, *, full: bool = False) -> Explanation:
         """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""
         module = self._module
-        return explain_engine(self._engine, dict(self._fallbacks()), module.unprepared, full=full, callers=module.callers)
+        own_code = tuple(filter(None, (module.callers, *module.notes)))
+        return explain_engine(self._engine, dict(self._fallbacks()), module.unprepared, full=full, own_code=own_code)
 
     def plans(self) -> tuple[ServedPlan, ...]:
         """What serves now, as values: plans, their kernels, each kernel's code, cost and measurements."""

@@ -64,7 +64,7 @@ class ServedModel:
 
     def name_model(self) -> None:
         """Find out where captures of this model are kept: before the first call, as beside calls it takes several times as long."""
-        with contextlib.suppress(CaptureError):  # a model that cannot be sent: whoever captures it says so
+        with contextlib.suppress(CaptureError):  # a model that cannot be sent: capture says so
             if (known := self._at()) is not None:
                 known.calls  # noqa: B018 - what names rest on is found out, too
 

@@ -112,7 +112,7 @@ def _inlined(graph: Graph, at: int, *, outcome: bool) -> Graph:
         graph, params=tuple(params), nodes=(*graph.nodes[:at], *nodes, *after),
         outputs=tuple(map_values(o, given) for o in graph.outputs),
     )
-    return _told(joined, _learned(node, given, graph))
+    return _with_sizes(joined, _learned(node, given, graph))
 
 
 def _fresh(name: str, taken: set[str]) -> str:
@@ -140,7 +140,7 @@ def _learned(node: Node, given: dict[str, Arg], graph: Graph) -> dict[str, Dim]:
     return found
 
 
-def _told(graph: Graph, sizes: dict[str, Dim]) -> Graph:
+def _with_sizes(graph: Graph, sizes: dict[str, Dim]) -> Graph:
     if not sizes:
         return graph
 

@@ -66,7 +66,7 @@ ROWS: tuple[Specialization, ...] = (
     ),
     Specialization(
         REPEATED, "inputs come again in half of the calls while others change", "what depends on them alone is kept, not run again",
-        "their bytes against those of the last four contents; others compute it and keep it",
+        "their bytes against those of up to four kept contents; others run the plan there was until they come a second time",
         "three calls that compute it apart, or 32 that took longer in all; then the plan there was, for up to 256 or 1,024", 0.7,
     ),
     Specialization(

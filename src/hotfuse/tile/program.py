@@ -57,7 +57,7 @@ class BufferKind(StrEnum):
     SHARED = "shared"
     """Private to the kernel; all threads see the same copy, so that one parallel loop may read what another wrote."""
     STATE = "state"
-    """Words that outlive a call: whoever owns the kernel sets them, and it counts there."""
+    """Words that outlive a call: the kernel's owner sets them, and the kernel counts there."""
 
 
 OWN = frozenset({BufferKind.SCRATCH, BufferKind.SHARED})
@@ -147,7 +147,7 @@ class Loop:
     outs: tuple[Tile, ...] = ()
     """The last yields, or the first values if the loop did not run."""
     given: TileAccess | None = None
-    """Where an i64 lies that `var` is for one round, instead of counting; it lies from `lo` to `hi`, as whoever wrote it promises.
+    """Where an i64 lies that `var` is for one round, instead of counting; it lies from `lo` to `hi`, as its writer promises.
     So data may say how far other loops run, and where they read."""
 
 

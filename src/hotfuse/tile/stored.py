@@ -37,9 +37,14 @@ class StoredKernel:
         """Store a kernel's text."""
         return cls(name, zlib.compress(text.encode(), _LEVEL), facts or {})
 
+    @property
+    def text(self) -> str:
+        """Its assembly text."""
+        return zlib.decompress(self.packed).decode()
+
     def kernel(self) -> Kernel:
         """The kernel, read anew."""
-        return parse(zlib.decompress(self.packed).decode())
+        return parse(self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 
 from hotfuse.backends.cuda.device import CudaDevice
 from hotfuse.backends.cuda.graphs import GraphRun, Run, let_go_of_recordings
+from hotfuse.backends.cuda.memory import short_of_memory
 
 
 class CudaBackend:
@@ -27,6 +28,10 @@ class CudaBackend:
     def recorder(self, device: torch.device, in_background: Callable[[], bool]) -> CudaDevice:
         """A device with a memory pool of its own."""
         return CudaDevice(device, in_background)
+
+    def short_of_memory(self, device: torch.device) -> str:
+        """Why nothing should be computed beside calls; empty where there is memory enough."""
+        return short_of_memory(device)
 
     def let_go(self) -> bool:
         """Let go of all recordings of plans: the device has no memory left; whether there were any."""

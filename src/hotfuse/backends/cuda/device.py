@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hotfuse.backends.cuda.memory import free_bytes, short_of_memory
 from hotfuse.backends.cuda.record import Recording, Run, pool_bytes, raw_stream
 from hotfuse.machine.device_stream import being_recorded_here
 
@@ -89,6 +90,14 @@ class CudaDevice:
     def total(self) -> int:
         """Bytes of memory that the device has."""
         return torch.cuda.get_device_properties(self._device).total_memory
+
+    def free(self) -> int:
+        """Bytes of memory that the program can still have."""
+        return free_bytes(self._device)
+
+    def short_of_memory(self) -> str:
+        """Why nothing should be recorded: there is little memory; empty where there is enough."""
+        return short_of_memory(self._device)
 
     def random_state(self) -> bytes:
         """The state of the device's own generator of random numbers."""

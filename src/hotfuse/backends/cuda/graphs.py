@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.protocol import RecordingDevice, Replay
+from hotfuse.backends.protocol import RecordingDevice, Replay, too_large
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
 from hotfuse.base.faults import error_text
 
 Run = Callable[..., tuple[Any, ...]]
@@ -73,7 +74,7 @@ class GraphRun:
             return done
         self.counts["kernel_by_kernel"] += 1
         outs = self._run(*inputs)
-        if may_record and self._lock.acquire(blocking=False):  # else whoever comes next does
+        if may_record and self._lock.acquire(blocking=False):  # else the next call does
             try:
                 self._notice(kind, inputs, outs)
             finally:
@@ -146,10 +147,14 @@ class GraphRun:
         self._spent += self._clock() - begin
 
     def _record(self, kind: Kind, inputs: Sequence[torch.Tensor], outs: tuple[Any, ...]) -> None:
+        if because := self._device.short_of_memory():
+            raise CaptureError("a call cannot be recorded", because=because, why=Why.TOO_MUCH_MEMORY)
         made = self._device.record(self._run, inputs)
         difference = self._differ(self._replayed(made, inputs), outs)
         if difference:
             raise CaptureError("a replay disagrees with the kernels it was recorded from", because=difference)
+        if because := too_large(self._device):
+            raise CaptureError("a call cannot be recorded", because=because, why=Why.TOO_MUCH_MEMORY)
         del self._met[kind]
         self._recordings[kind] = made
         self.counts["recorded"] += 1

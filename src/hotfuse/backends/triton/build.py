@@ -1,6 +1,6 @@
 """From the text of a kernel to device code, in a process that needs no device.
 
-Triton is imported when a kernel is built, never before: whoever has no GPU needs no Triton. Its own cache is given a folder that
+Triton is imported when a kernel is built, never before: without a GPU no Triton is needed. Its own cache is given a folder that
 lives as long as the build: what is kept is kept signed, by `cache`. The text lies in a file while it is compiled, since Triton
 reads a function's source from there.
 """

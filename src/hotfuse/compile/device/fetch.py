@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import field, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
+from hotfuse.compile.device.channels_last import channels_last, faster
 from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
@@ -51,7 +52,7 @@ from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.lower.common.codec import from_json
 from hotfuse.lower.ops.views import shape_of
-from hotfuse.machine.device_clock import device_seconds
+from hotfuse.machine.device_clock import DeviceTimer
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.ops.own.folded_norm import MEAN, SPREAD
 from hotfuse.ops.schema import argument
@@ -124,7 +125,29 @@ def generate(
     differ: Differ, stop: Callable[[], bool] = lambda: False,
 ) -> GeneratedPlan:  # fmt: skip
     """The graph with generated kernels where they won; raises InternalError where none did."""
-    job = _Job(graph, weights, sample, settings, device, differ, stop)
+    graph, said = _in_order(graph, weights, device)
+    made = _generated(_Job(graph, weights, sample, settings, device, differ, stop))
+    return _noted(made, said) if said else made
+
+
+def _in_order(graph: Graph, weights: Mapping[str, torch.Tensor], device: torch.device) -> tuple[Graph, str]:
+    """The graph with channels last where the library's convolutions are faster so, and what was found, in words."""
+    last = channels_last(graph)
+    if last is graph:
+        return graph, ""
+
+    def seconds(run: Callable[[], object]) -> float:
+        timer = DeviceTimer(run, device)
+        return min(timer.seconds() for _ in range(ROUNDS))
+
+    with torch.no_grad(), _before_calls(device):
+        planes_us, last_us = faster(graph, weights, device, seconds)
+    said = f"convolutions: {last_us:.1f} us with channels last, {planes_us:.1f} with planes"
+    return (last, said) if last_us < MARGIN * planes_us else (graph, said)
+
+
+def _generated(job: _Job) -> GeneratedPlan:
+    stop = job.stop
     plain = _Generation(job)
     known = plain.kept.tiling(NORMS) if plain.foldable else STAYS
     if known == FOLDED:
@@ -151,10 +174,9 @@ def generate(
 def _faster(made: GeneratedPlan, plain: _Generation, folded: GeneratedPlan, other: _Generation) -> GeneratedPlan:
     """The faster of two plans as a whole, on the device; that of products that take norms in must save as much as an exchange."""
     with torch.no_grad(), plain.before_calls():
-        least = [float("inf"), float("inf")]
-        for _ in range(ROUNDS):
-            for i, run in enumerate((made.run, folded.run)):
-                least[i] = min(least[i], plain.whole_s(run))
+        timers = [plain.timer(run) for run in (made.run, folded.run)]
+        rounds = [[t.seconds() for t in timers] for _ in range(ROUNDS)]
+        least = [min(r[i] for r in rounds) for i in range(2)]
     said = f"layer norms: {least[1] * 1e6:.1f} us taken in by products around them, {least[0] * 1e6:.1f} in kernels of their own"
     if least[1] < (1 - LEAST_GAIN) * least[0]:
         plain.keep({**other.chosen(), NORMS: FOLDED})
@@ -385,18 +407,13 @@ class _Generation:
         else:
             unit.because = f"its best kernel takes {unit.said(at)}"
 
-    @contextmanager
-    def before_calls(self) -> Generator[None]:
+    def before_calls(self) -> AbstractContextManager[None]:
         """A stream that goes before those of calls, done at the end."""
-        with torch.cuda.stream(torch.cuda.Stream(self.device, priority=BEFORE_CALLS)), in_own_stream(self.sample):
-            yield
+        return _before_calls(self.device)
 
-    def whole_s(self, run: Run) -> float:
-        """What a whole plan takes on the device."""
-        begin = time.perf_counter()
-        run(*self.sample)
-        launching = time.perf_counter() - begin
-        return device_seconds(lambda: run(*self.sample), self.device, 1.3 * launching)
+    def timer(self, run: Run) -> DeviceTimer:
+        """For what a whole plan takes on the device."""
+        return DeviceTimer(lambda: run(*self.sample), self.device)
 
     def chosen(self) -> dict[str, str]:
         """By group, the kernel that serves."""
@@ -415,7 +432,7 @@ class _Generation:
         order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
         until = time.monotonic() + TUNING_S
-        made: dict[tuple[int, ...], Run] = {}
+        made: dict[tuple[int, ...], DeviceTimer] = {}
         with torch.no_grad(), self.before_calls():
 
             def measure(choice: Choice) -> float:
@@ -423,9 +440,10 @@ class _Generation:
                 if at not in made:
                     for k in order:
                         self.units[k].chosen = choice[k]
-                    made[at] = self._outlined()[0]
-                    made[at](*self.sample)  # code is loaded
-                return self.whole_s(made[at])
+                    run = self._outlined()[0]
+                    run(*self.sample)  # code is loaded
+                    made[at] = self.timer(run)
+                return made[at].seconds()
 
             first = {k: self.units[k].chosen for k in order}
             try:
@@ -477,6 +495,13 @@ class _Generation:
         """Groups that stay with the library, and why."""
         return [f"{u.uses} x {u.ops} stays with the library: {u.because}" for u in self.units.values()
                 if u.kernel is None and u.because and (u.tried or len(u.graph.nodes) == 1)]  # fmt: skip
+
+
+@contextmanager
+def _before_calls(device: torch.device) -> Generator[None]:
+    """A stream that goes before those of calls, done at the end."""
+    with torch.cuda.stream(torch.cuda.Stream(device, priority=BEFORE_CALLS)), in_own_stream([torch.empty(0, device=device)]):
+        yield
 
 
 def _moments(piece: Graph) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -9,7 +9,6 @@ stream goes before theirs, and no kernel is given up before it had several round
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.machine.device_clock import device_seconds
+from hotfuse.machine.device_clock import DeviceTimer
 
 Run = Callable[[], Sequence[Any]]
 Differ = Callable[[Sequence[Any], Sequence[Any]], str]
@@ -37,8 +36,6 @@ TIMES = 12
 """Runs of each in a round."""
 AHEAD_S = 0.0012
 """What the device waits at least while a round is launched."""
-AHEAD = 1.3
-"""The same, times what launching a round took: kernels with tensor descriptors take longer to launch than others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +77,6 @@ def _in_turns(runs: Sequence[Run]) -> Run:
     return lambda: next(order)()
 
 
-def _launching_s(run: Run) -> float:
-    """How long the device has to wait for a round of launches to queue up behind."""
-    begin = time.perf_counter()
-    for _ in range(TIMES):
-        run()
-    return max(AHEAD_S, AHEAD * (time.perf_counter() - begin))
-
-
 def tried(library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Differ, device: torch.device) -> DeviceTrial:
     """Run all of them on the device, in turns.
 
@@ -109,14 +98,12 @@ def tried(library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Diff
             if not difference:
                 right.append(i)
         least: dict[int, float] = {}
-        ahead: dict[int, float] = {}
+        runs = {-1: library, **{i: kernels[i] for i in right}}
+        timers = {i: DeviceTimer(_in_turns(r), device, TIMES, AHEAD_S) for i, r in runs.items()}
         for number in range(ROUNDS):
             still = right if number < FOR_ALL else sorted(right, key=lambda i: least[i])[:BEST]
             for i in (-1, *still):
-                run = _in_turns(library if i < 0 else kernels[i])
-                if i not in ahead:
-                    ahead[i] = _launching_s(run)
-                us = device_seconds(run, device, ahead[i], TIMES) * 1e6
+                us = timers[i].seconds() * 1e6
                 least[i] = min(us, least.get(i, us))
     torch.cuda.current_stream(device).wait_stream(stream)
     return DeviceTrial(least[-1], tuple(least.get(i) for i in range(len(kernels))), wrong)

@@ -3,7 +3,7 @@
     device plan   the graph's groups, in order
     device unit   one group in its normal form: kernels to try on the device, or why it has none
 
-A worker has no device. So nothing is timed here: every kernel that is likely to be best is compiled, and whoever serves tries them.
+A worker has no device. So nothing is timed here: every kernel that is likely to be best is compiled, and the server tries them.
 """
 
 from __future__ import annotations

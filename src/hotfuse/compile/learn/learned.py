@@ -105,7 +105,7 @@ class Foresight:
         looks = store.drift(machine=self.host.machine, probe="fma", limit=IN_A_ROW)
         ratios = sorted(d.ratio for d in looks)
         if len(looks) == IN_A_ROW and (ratios[0] > THRESHOLD or ratios[-1] < 1 / THRESHOLD):
-            self.online.told(ratios[IN_A_ROW // 2], sum(m.at > looks[-1].at for m in found))
+            self.online.note_slowdown(ratios[IN_A_ROW // 2], sum(m.at > looks[-1].at for m in found))
 
     def observe(self, measured: Sequence[Measurement]) -> None:
         """Measurements next to what the uncorrected model says of them."""

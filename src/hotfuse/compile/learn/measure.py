@@ -104,7 +104,7 @@ def make(graph: Graph, core: Core) -> CompiledCandidate:
 
 
 def request(graph: Graph, core: Core) -> dict[str, Any]:
-    """What to ask a worker for, as whoever asks was asked itself."""
+    """What to ask a worker for, under the settings of the request that is being answered."""
     return Request(KernelRequest(show(graph), core), asked()).header()
 
 
@@ -168,7 +168,7 @@ class Shelf:
     _data: dict[Any, tuple[dict[str, Any], dict[str, torch.Tensor], list[Any]]] = field(default_factory=dict[Any, Any])
 
     def of(self, candidate: Candidate, group: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[Any]]:
-        """Data by name, weights by key, and the results of whoever ran first."""
+        """Data by name, weights by key, and the results of the first run."""
         key = (group, *sorted(candidate.sizes.items()))
         if not group or key not in self._data:
             data = drawn(candidate.graph, candidate.sizes)

@@ -1,7 +1,7 @@
 """Which calls of a run could go side by side: stretches that fall apart into parts that need nothing of each other.
 
 Estimates only say where it might pay, in vector operations as kernels themselves reckon; a measurement in the serving process
-decides (`runtime.tierup.improve`). Towers of a model, heads behind one trunk and products of one input are found this way.
+decides (`runtime.tierup.attempt_runner`). Towers of a model, heads behind one trunk and products of one input are found this way.
 """
 
 from __future__ import annotations

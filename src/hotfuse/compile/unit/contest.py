@@ -18,7 +18,7 @@ from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate
 from hotfuse.compile.variants.served_threads import as_served
 from hotfuse.fusion.engine import Side
-from hotfuse.fusion.looking import MIN_GAIN
+from hotfuse.fusion.exploration import MIN_GAIN
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import Core

@@ -78,7 +78,7 @@ def _groups(found: GroupedGraph, job: GroupingJob) -> GroupedGraph:
 
 def shared_views(graph: Graph) -> frozenset[str]:
     """Views that lead to outputs which share memory with other outputs or with inputs. A kernel would give each memory of its own,
-    and whoever writes into one result would not see it in the other, as he does with the model's own code.
+    and a write into one result would not be seen in the other, as it is with the model's own code.
     """
     maker = makers(graph)
     chains: dict[str, list[str]] = {}  # by the value whose memory it is: the outputs that lie in it, and the views up to them

@@ -31,7 +31,7 @@ def laid_out(
 ) -> tuple[Graph, list[FusionChoice]]:
     """The graph in the layout that pays, and a decision for each region.
 
-    `other`: every region in the order that was decided against, for whoever wants to race it.
+    `other`: every region in the order that was decided against, for a race.
     """
     found = regions(graph)
     if not found:

@@ -284,7 +284,7 @@ class _Unit:
         if (seen := foreseen(piece)) is not None:
             about["predicted_us"] = round(seen.kernel_s * 1e6, 2)
         text = text_id(piece.text)
-        found = self._crossing(piece, made)
+        found = self._by_size(piece, made)
         about["variants"] = None if found.variants is None else found.variants.to_json()
         about["skips"] = None if skips is None else skips.to_json()
         also: list[dict[str, Any]] = [
@@ -305,7 +305,7 @@ class _Unit:
             return made, None, [f"{what}: {e.because or e.what}"]
         return BuiltKernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
 
-    def _crossing(self, piece: NormalGroup, made: BuiltKernel) -> VariantDecision:
+    def _by_size(self, piece: NormalGroup, made: BuiltKernel) -> VariantDecision:
         """Kernels that are better than this one at other sizes."""
         if not self.variants or not piece.meaning:
             return VariantDecision()

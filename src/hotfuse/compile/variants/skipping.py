@@ -74,7 +74,7 @@ def expected(
     return max(1, min(WHOLE, round(share * breakpoints.known(shifts).factor(_SIDES))))
 
 
-def crossing(points: list[tuple[int, float, float]]) -> int:
+def break_even(points: list[tuple[int, float, float]]) -> int:
     """The least share from which on the second side is faster wherever it was measured; between two shares, where lines cross."""
     limit = NEVER
     for n in range(len(points) - 1, -1, -1):
@@ -115,7 +115,7 @@ class Skipping:
         panels = sum(a.spec.panels for a in lowered.arguments if isinstance(a, PackArgument)) if rows else 1
         predicted = expected(self.graph, self.sizes, self.core, self.peaks, self.predict, panels, self.threads)
         times = [(s, *(self.measure or self._timed(made))(s)) for s in SHARES]
-        limit = crossing(times)
+        limit = break_even(times)
         points = tuple((s, round(a * 1e6, 2), round(b * 1e6, 2)) for s, a, b in times)
         if limit > WHOLE:
             raise CannotLower(f"{self.what} are not worth leaving out: {Skips(limit, predicted, points, self.what)}")

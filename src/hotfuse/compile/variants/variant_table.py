@@ -2,7 +2,7 @@
 
     n0 <= 6 bmm "few rows" | beyond bmm "any size"           predicted 5, measured at 3, 6, 8
 
-Kernels are numbers in whoever's list holds them; -1 is the library.
+Kernels are indices into the caller's list; -1 is the library.
 """
 
 from __future__ import annotations

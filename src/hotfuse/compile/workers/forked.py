@@ -242,7 +242,7 @@ def _child(
 
 def _begin(level: int, *, whole: bool) -> None:
     """Import what requests take, and only then step back: at the lowest priority a second of imports takes ten on a busy machine,
-    while whoever waits for the first plan waits for them.
+    while the first plan waits for them.
     """
     given = os.getpriority(os.PRIO_PROCESS, 0)
     if whole:

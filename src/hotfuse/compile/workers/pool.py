@@ -148,7 +148,7 @@ class Pool:
     # --- ending ----------------------------------------------------------------------------------
 
     def send_home(self) -> None:
-        """End the workers that have nothing to do, before their time: whoever would ask them has been quiet for long."""
+        """End the workers that have nothing to do, before their time: there were no requests for long."""
         with self._lock:
             self._sent_home += 1
             self._changed.notify_all()
@@ -294,7 +294,7 @@ class Pool:
                 self._governor.threads = self._threads()
                 was, abreast = self._governor.paused, self._governor.abreast(self.size)
                 traffic, unused = (load, 1.0) if self._load is not None else (meter.own, meter.unused)
-                traffic = 1.0 if self._waiters else traffic  # whoever waits for the work would call otherwise
+                traffic = 1.0 if self._waiters else traffic  # a caller that waits for the work would call otherwise
                 paused = self._governor.step(now - last, used, load, gain, traffic, unused)
                 self._govern(now)
                 for s in busy:

@@ -106,7 +106,7 @@ class Worker:
         return renice(self.pid, level)
 
     def kill(self) -> None:
-        """End it at once; whoever waits for its answer hears of it."""
+        """End it at once; waiting threads get an error."""
         self._process.kill()
 
     def _signal(self, number: int) -> None:

@@ -1,6 +1,7 @@
 """The service that runs jobs beside inference: a background thread per model that has any, and the pool of workers that jobs ask.
 
-The jobs of one model run one after another, those of another do not wait for them; what they ask for runs in worker processes
+The jobs of one model run one after another, those of another do not wait for them. One that waits long for calls lets the next of
+its model go first (`others_meanwhile`), and goes on when none of them is at work. What jobs ask for runs in worker processes
 (`compile.workers.pool`). After a fork the child starts with a service of its own. A process that ends kills its workers and
 waits for the jobs in hand, a bounded time.
 """
@@ -13,12 +14,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import contextmanager
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from hotfuse.base.faults import faults, steady
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import totals
 from hotfuse.compile.request_bodies import Request, RequestBody, request_of
@@ -38,6 +42,8 @@ GRACE_S, LEAVE_S = 1.0, 0.1
 """How long they may go on by themselves; then they are told to leave, so often."""
 MOST_THREADS = 4
 """Models whose jobs run at the same time; those of others wait for one of these to be done with its own."""
+MOST_WAITING = 8
+"""Jobs that wait while others of their models run: each of them has a thread."""
 PAUSE_S = 0.01
 """Before a job that a call submitted: that one returns first, instead of waiting for the interpreter lock."""
 FIRST = ("ready", "torch", "onnx")
@@ -53,14 +59,31 @@ def in_background() -> bool:
     return getattr(_here, "background", False)
 
 
+@dataclass(slots=True)
+class JobQueue:
+    """The jobs of one owner."""
+
+    owner: Hashable
+    jobs: deque[tuple[Job, float]]
+    """With the pause before each."""
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the job that is at work: they run one after another, whatever thread they are on."""
+    threads: int = 0
+    """Threads that serve it, with those whose job waits."""
+    waiting: int = 0
+    unserved: bool = True
+    """Whether it is to have a thread, or one more, as soon as there is one."""
+
+
 class Service:
     """Queues of jobs, threads that run them, and the pool of workers they use."""
 
     def __init__(self, pool: Pool | None = None) -> None:
         self._lock = threading.Lock()
-        self._jobs: dict[Hashable, deque[tuple[Job, float]]] = {}
-        """By owner, with the pause before each; one that has a thread is not among `_unserved`."""
-        self._unserved: deque[Hashable] = deque()
+        self._queues: dict[Hashable, JobQueue] = {}
+        self._unserved: deque[JobQueue] = deque()
+        self._waiting = 0
+        """Jobs that let others go first."""
         self._threads: set[threading.Thread] = set()
         self.pool = pool or Pool()
         self.jobs_cpu_s = 0.0
@@ -71,15 +94,51 @@ class Service:
         """Run a job in the background; an owner's jobs run one after another and handle their own errors."""
         queued = (job, 0.0 if in_background() else PAUSE_S)
         with self._lock:
-            if owner in self._jobs:
-                self._jobs[owner].append(queued)
+            queue = self._queues.get(owner)
+            if queue is None:
+                queue = self._queues[owner] = JobQueue(owner, deque([queued]))
+                self._serve_soon(queue)
                 return
-            self._jobs[owner] = deque([queued])
-            self._unserved.append(owner)
-            if len(self._threads) < MOST_THREADS and not self._stopping:
-                thread = steady(self._serve, "hotfuse-service")
-                self._threads.add(thread)
-                thread.start()
+            queue.jobs.append(queued)
+            self._also_served(queue)
+
+    def _serve_soon(self, queue: JobQueue) -> None:
+        """With the lock: a thread for a queue, when there is one."""
+        queue.unserved = True
+        self._unserved.append(queue)
+        if len(self._threads) < MOST_THREADS + self._waiting and not self._stopping:
+            thread = steady(self._serve, "hotfuse-service")
+            self._threads.add(thread)
+            thread.start()
+
+    def _also_served(self, queue: JobQueue) -> None:
+        """With the lock: one more thread for a queue whose jobs on threads all wait."""
+        if queue.jobs and not queue.unserved and queue.waiting == queue.threads:
+            self._serve_soon(queue)
+
+    @contextmanager
+    def others_meanwhile(self) -> Generator[None]:
+        """Around a long wait of a job: the next ones of its owner run meanwhile. Behind it none of them is at work. Outside of
+        jobs, and where too many wait so, it does nothing."""
+        queue: JobQueue | None = getattr(_here, "queue", None)
+        with self._lock:
+            lets = queue is not None and self._waiting < MOST_WAITING
+            if queue is not None and lets:
+                self._waiting += 1
+                queue.waiting += 1
+                self._also_served(queue)
+        if queue is None or not lets:
+            yield
+            return
+        queue.turn.release()
+        try:
+            yield
+        finally:
+            with self._lock:  # before it has its turn: whoever has it now takes no further job
+                self._waiting -= 1
+                queue.waiting -= 1
+            with background_priority.waiting():
+                queue.turn.acquire()
 
     def ask(self, header: dict[str, Any], blobs: Sequence[bytes], timeout: float, gain: float = LATER_PLAN_GAIN) -> wire.Message:
         """Have a worker answer, before anything that nobody waits for; a late or dead one raises CaptureError."""
@@ -109,34 +168,43 @@ class Service:
         """A thread: one owner's jobs until there are none, then the next owner's; it ends with the last."""
         patient()
         _here.background = True
-        while (owner := self._next()) is not None:
-            jobs = self._jobs[owner[0]]
-            while self._more(owner[0], jobs):
-                job, pause = jobs.popleft()
+        while (queue := self._next()) is not None:
+            while (found := self._more(queue)) is not None:
+                job, pause = found
                 time.sleep(pause)
-                if self._stopping:
-                    break
-                unbind()  # an OpenMP runtime binds the threads that call it, and those that they start
-                begun = time.thread_time()
-                with background_priority():
-                    _run(job)
+                with queue.turn:
+                    if self._stopping:
+                        break
+                    unbind()  # an OpenMP runtime binds the threads that call it, and those that they start
+                    begun = time.thread_time()
+                    _here.queue = queue
+                    with background_priority():
+                        _run(job)
+                    _here.queue = None
                 with self._lock:
                     self.jobs_cpu_s += time.thread_time() - begun
             heap.after_work()
 
-    def _next(self) -> tuple[Hashable] | None:
+    def _next(self) -> JobQueue | None:
         with self._lock:
             if self._unserved and not self._stopping:
-                return (self._unserved.popleft(),)
+                queue = self._unserved.popleft()
+                queue.unserved = False
+                queue.threads += 1
+                return queue
             self._threads.discard(threading.current_thread())
             return None
 
-    def _more(self, owner: Hashable, jobs: deque[tuple[Job, float]]) -> bool:
-        """Whether an owner has jobs left; one without is forgotten."""
+    def _more(self, queue: JobQueue) -> tuple[Job, float] | None:
+        """An owner's next job; one without is forgotten, or left to the threads whose jobs wait. A second thread goes where the
+        first one's job has come back: that one goes on."""
         with self._lock:
-            if not jobs:
-                del self._jobs[owner]
-            return bool(jobs)
+            if queue.jobs and queue.threads - queue.waiting <= 1:
+                return queue.jobs.popleft()
+            queue.threads -= 1
+            if not queue.threads and not queue.unserved:
+                del self._queues[queue.owner]
+            return None
 
     def stop(self, timeout: float) -> None:
         """End the workers and wait for the jobs in hand: a thread inside native code must not outlive the interpreter."""
@@ -207,7 +275,7 @@ def ask_here(request: Request, blobs: Sequence[bytes] = ()) -> wire.Message:
 
 
 def sized(settings: Settings) -> Service:
-    """The service, its pool within these settings' limits; whoever asks last decides."""
+    """The service, its pool within these settings' limits; the last call decides."""
     own = service()
     memory = settings.compile_memory_mb << 20
     threads = settings.threads or torch.get_num_threads()

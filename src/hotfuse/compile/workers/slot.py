@@ -28,7 +28,7 @@ RECYCLE = 0.5
 STALL_S = 5.0
 """A forked worker that slept so long over a request, without a moment of work, is taken to wait for a lock that nobody holds."""
 GLANCE_S = 0.25
-"""Most seconds that one look tells of: whoever was itself stopped for long has seen no worker sleep, nor run, meanwhile."""
+"""Most seconds that one look tells of: a server that was itself stopped for long has seen no worker sleep, nor run, meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

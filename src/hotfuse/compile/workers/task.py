@@ -61,6 +61,6 @@ class Waiting:
     def drop(self) -> None:
         """It will not be done."""
         if self.future.cancel():
-            self.begin()  # whoever waits for one of several is not told by a cancel alone
+            self.begin()  # a thread that waits for one of several is not woken by a cancel alone
         else:
             self.future.set_exception(CaptureError(f"{self.task.name} was cancelled", why=Why.TURNED_OFF))

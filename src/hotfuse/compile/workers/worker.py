@@ -22,7 +22,7 @@ from typing import BinaryIO
 from hotfuse.compile import requests
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.priority import LEVEL, LOWEST, step_back
-from hotfuse.frontends.spared import spare_dynamo
+from hotfuse.frontends.dynamo_stand_in import install_stand_in
 from hotfuse.machine.cores import unbind
 from hotfuse.native.toolchain import compile_in_place
 
@@ -39,7 +39,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 def serve(requests_in: BinaryIO, answers_out: BinaryIO, inherited: int = 0) -> None:
     """Answer requests until the other side closes; `inherited` bytes of memory are not this process's doing."""
     compile_in_place()
-    spare_dynamo()
+    install_stand_in()
     while True:
         try:
             header, blobs = wire.receive(requests_in)

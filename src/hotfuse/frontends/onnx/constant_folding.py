@@ -55,10 +55,13 @@ class _Made:
     node: OnnxNode
     bytes: int = 0
     nested: tuple[Program, ...] = ()
+    note: str = ""
 
 
-def _made(step: ProgramStep, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = ()) -> _Made:
-    return _Made(call, step.ins, step.outs, step.node, bytes, nested)
+def _made(
+    step: ProgramStep, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = (), note: str = ""
+) -> _Made:
+    return _Made(call, step.ins, step.outs, step.node, bytes, nested, note)
 
 
 def _folded(program: Program) -> Ready:
@@ -131,9 +134,8 @@ def _ready(program: Program, template: list[Value], made: Sequence[_Made], known
     originals = _memory(program.template)
     kept = {a: n for a, n in _memory(template).items() if a not in originals}
     nested = {id(p): p for m in made for p in m.nested}
-    return Ready(
-        template, _calls(program, made, known), sum(kept.values()) + sum(m.bytes for m in made), tuple(nested.values())
-    )
+    size, notes = sum(kept.values()) + sum(m.bytes for m in made), tuple(m.note for m in made if m.note)
+    return Ready(template, _calls(program, made, known), size, tuple(nested.values()), notes=notes)
 
 
 def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> bool:
@@ -158,7 +160,7 @@ def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value]) -> _Made
     if step.prepare is not None:
         inputs = [env[i] if i in known else VARIES for i in step.ins]
         if (made := step.prepare(step.ctx, inputs, step.attrs)) is not None:
-            return _made(step, limits.guard(step.node, step.attrs, made.call), made.bytes)
+            return _made(step, limits.guard(step.node, step.attrs, made.call), made.bytes, note=made.note)
     return _made(step, step.call, nested=step.programs)
 
 

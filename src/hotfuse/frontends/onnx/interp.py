@@ -64,6 +64,11 @@ class OnnxModule(torch.nn.Module):
         return self.program.unprepared
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of how the interpreter runs it, and of how many nodes."""
+        return tuple(f"{note} ({n} of its nodes)" for note, n in Counter(self.program.notes).items())
+
+    @property
     def callers(self) -> str:
         """What limits the calls that run at once; empty where no call has waited."""
         most, waited = self._turnstile.most, self._turnstile.waited

@@ -62,6 +62,11 @@ class PackedLstm:
         return y, last[0], cell[0]
 
 
+PACKED = "LSTM layers have their weights in oneDNN's order"
+NOT_PACKED = "torch brings the weights of LSTM layers into oneDNN's order in every call"
+"""For readers; the second where this torch or processor cannot do it once, or weights are not float32."""
+
+
 def packed(params: Sequence[Tensor | None]) -> PackedLstm | None:
     """A layer's weights, and biases where it has them, in torch's order of gates; None where this torch or processor cannot."""
     w, r, *given = params

@@ -87,6 +87,8 @@ class Ready:
     """Programs that the calls run: copies of nested graphs that know which captures are constants, and functions."""
     unprepared: str = ""
     """Why constants are not prepared, where that failed."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of its calls."""
 
 
 @dataclass(slots=True)
@@ -140,6 +142,11 @@ class Program:
             return ()
         mine = (f"{self.name}: {self._ready.unprepared}",) if self._ready.unprepared else ()
         return (*mine, *(why for p in self._ready.nested for why in p.unprepared))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of what runs, here and in nested programs."""
+        return () if self._ready is None else (*self._ready.notes, *(note for p in self._ready.nested for note in p.notes))
 
     def knowing(self, captures: Mapping[int, Value]) -> Program:
         """The same for callers whose captures at these places are always these values: it may prepare what follows from them."""

@@ -77,6 +77,8 @@ class Prepared:
     """Takes the node's inputs."""
     bytes: int
     """Memory it holds."""
+    note: str = ""
+    """What a reader should know of it."""
 
 
 Prepare = Callable[[Ctx, Sequence[Any], Mapping[str, Any]], Prepared | None]

@@ -80,7 +80,7 @@ def checked(graph: Graph) -> Graph:
         holds = writer.add("logical_and.default", holds, more, loc=marks[0].loc)
     nodes += writer.nodes
     if (place := _place(graph)) is None:
-        nodes.append(Node(Kind.OPERATOR, _MARKS, (holds, "a call took another way"), (), loc=marks[0].loc))
+        nodes.append(Node(Kind.OPERATOR, _MARKS, (holds, "a call took another path"), (), loc=marks[0].loc))
         return replace(graph, nodes=tuple(nodes))
     y = graph.outputs[place]
     assert isinstance(y, Value)

@@ -1,6 +1,6 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 # Torch keeps what a front end needs private.
-"""Tracing follows the way that a real call took through code which reads its tensors (decision 160).
+"""Tracing follows the path that a real call took through code which reads its tensors (decision 160).
 
 Each read gives what it gave in that call (`frontends.paths.reads`), and what the graph rests on then is said in the graph itself:
 

@@ -31,7 +31,7 @@ from hotfuse.ops.table import packet
 def joined(paths: Sequence[tuple[Captured, Spec]]) -> Captured:
     """One capture of all paths; raises CaptureError where they cannot be one graph."""
     first, gives = paths[0]
-    text = f"follows {len(paths)} way{'s' * (len(paths) > 1)} through code that reads its data, at"
+    text = f"follows {len(paths)} path{'s' * (len(paths) > 1)} through code that reads its data, at"
     notes = (*first.notes, f"{text} {', '.join(dict.fromkeys(at for p, _ in paths for at in lines(p.graph)))[:300]}")
     if len(paths) == 1:
         assumed = bool(lines(first.graph))
@@ -111,7 +111,7 @@ class _Joiner:
     def _branch(
         self, nodes: list[Node], tracks: Sequence[_Track], mark: Node, same: Sequence[bool]
     ) -> tuple[list[Node], list[Arg]]:  # fmt: skip
-        """Tracks that read what the first did go one way, the others the other one, where they may part again."""
+        """Tracks that read what the first did take one branch, the others the other one, where they may part again."""
         writer = ConditionWriter(self.taken)
         condition = writer.same(mark)
         yes = [t for t, s in zip(tracks, same, strict=True) if s]
@@ -160,7 +160,7 @@ class _Joiner:
 
 
 def _marks_first(graph: Graph) -> Graph:
-    """The same graph with each mark as early as what it reads allows: what else code computes before it asks may be for one way
+    """The same graph with each mark as early as what it reads allows: what else code computes before it asks may be for one path
     alone, and belongs there."""
     made, order, done = makers(graph), list[int](), set[int]()
     for mark in (i for i, n in enumerate(graph.nodes) if not n.outs):
@@ -229,5 +229,5 @@ def _renamed(p: Captured, number: int, constants: dict[str, TensorInfo], shared:
 
 
 def _apart(because: str) -> CaptureError:
-    return CaptureError("ways through the model's code cannot be one graph", because=because, why=Why.OTHER_PATH,
-                        hint="calls that take another way are answered by the model's own code")  # fmt: skip
+    return CaptureError("paths through the model's code cannot be one graph", because=because, why=Why.OTHER_PATH,
+                        hint="calls that take another path are answered by the model's own code")  # fmt: skip

@@ -4,7 +4,7 @@
     for i in range(int(n)): ...      a number
     for e in hit.nonzero(): ...      a size: how many rows there are
 
-A traced graph has one way through such code. Which one a real call took is recorded while the model's own code answers it, and
+A traced graph has one path through such code. Which one a real call took is recorded while the model's own code answers it, and
 tracing follows it (`frontends.paths.follow`, decision 160). Both see the calls that Python makes of torch, in the same order, so a
 recording is a list of values and nothing else.
 """

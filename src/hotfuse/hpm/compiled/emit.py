@@ -17,7 +17,7 @@ Number = str | int | float
 """What the code calls it, or a plain number."""
 
 
-def _told(number: Number) -> str:
+def _literal(number: Number) -> str:
     return repr(float(number)) if isinstance(number, float) else str(number)
 
 
@@ -49,7 +49,7 @@ class FunctionWriter:
     # --- memory ------------------------------------------------------------------------------------------------------------
 
     def _at(self, address: Number, place: Number) -> str:
-        where = self.plus(address, self.times(place, 8)) if place != 0 else _told(address)
+        where = self.plus(address, self.times(place, 8)) if place != 0 else _literal(address)
         return self.line(f"inttoptr {WORD} {where} to ptr")
 
     def load(self, address: Number, place: Number = 0, kind: str = WORD) -> str:
@@ -58,7 +58,7 @@ class FunctionWriter:
 
     def store(self, value: Number, address: Number, place: Number = 0, kind: str = WORD) -> None:
         """Put it there."""
-        self._lines.append(f"  store {kind} {_told(value)}, ptr {self._at(address, place)}")
+        self._lines.append(f"  store {kind} {_literal(value)}, ptr {self._at(address, place)}")
 
     def variable(self, first: Number, kind: str = WORD) -> Variable:
         """A number that changes."""
@@ -70,33 +70,33 @@ class FunctionWriter:
 
     def keep(self, value: Number, where: str, kind: str) -> None:
         """Into a variable."""
-        self._lines.append(f"  store {kind} {_told(value)}, ptr {where}")
+        self._lines.append(f"  store {kind} {_literal(value)}, ptr {where}")
 
     # --- arithmetic --------------------------------------------------------------------------------------------------------
 
     def plus(self, one: Number, other: Number) -> str:
         """The sum of words."""
-        return self.line(f"add {WORD} {_told(one)}, {_told(other)}")
+        return self.line(f"add {WORD} {_literal(one)}, {_literal(other)}")
 
     def times(self, one: Number, other: Number) -> str:
         """The product of words."""
-        return self.line(f"mul {WORD} {_told(one)}, {_told(other)}")
+        return self.line(f"mul {WORD} {_literal(one)}, {_literal(other)}")
 
     def holds(self, one: Number, relation: str, other: Number) -> str:
         """A comparison of words: eq, ne, slt, sge."""
-        return self.line(f"icmp {relation} {WORD} {_told(one)}, {_told(other)}")
+        return self.line(f"icmp {relation} {WORD} {_literal(one)}, {_literal(other)}")
 
     def compares(self, one: Number, relation: str, other: Number) -> str:
         """A comparison of doubles: oeq, ogt, olt, ole."""
-        return self.line(f"fcmp {relation} {REAL} {_told(one)}, {_told(other)}")
+        return self.line(f"fcmp {relation} {REAL} {_literal(one)}, {_literal(other)}")
 
     def real(self, operation: str, one: Number, other: Number) -> str:
         """fadd, fmul, fdiv of doubles."""
-        return self.line(f"{operation} {REAL} {_told(one)}, {_told(other)}")
+        return self.line(f"{operation} {REAL} {_literal(one)}, {_literal(other)}")
 
     def either(self, condition: str, one: Number, other: Number, kind: str = WORD) -> str:
         """One where something holds, else the other."""
-        return self.line(f"select i1 {condition}, {kind} {_told(one)}, {kind} {_told(other)}")
+        return self.line(f"select i1 {condition}, {kind} {_literal(one)}, {kind} {_literal(other)}")
 
     def larger(self, one: Number, other: Number) -> str:
         """Of two doubles."""

@@ -25,7 +25,7 @@ MOST_VALUES = 256
 
 
 def _again(f: fields.Fields) -> Callable[[FunctionWriter], None]:
-    """For candidates in which something may be computed again: `again.times`, and what nodes compute, added up so often."""
+    """Where something may be computed again: `recompute_factor.factors`, and what nodes compute, added up so often."""
     length, first = f.tuples.field["length"], f.tuples.field["first"]
 
     def body(w: FunctionWriter) -> None:
@@ -81,7 +81,7 @@ class _From:
 
 
 def _times(w: FunctionWriter, f: fields.Fields, nodes: str, many: str, panels: str, of: _From, met: str) -> str:
-    """As `again.times`: values met so far lie in `met` as (identity, wanted, in front); 0 where they are too many for it."""
+    """As `recompute_factor.factors`: values met so far lie in `met`: (identity, wanted, in front); 0 where there are too many."""
     length, first = f.tuples.field["length"], f.tuples.field["first"]
     known, fits, left = w.variable(0), w.variable(1), w.variable(many)
 

@@ -25,7 +25,7 @@ Words = npt.NDArray[np.int64]
 ANCHOR = ("rows", "columns", "depth", "window", "stride", "groups")
 """What a tile is chosen for."""
 CUT = len(TILING) - 2
-"""Columns of a way that a tile decides, the first of them."""
+"""Columns that the tiling decides, the first of them."""
 _MIX = -0x61C8864680B583EB
 """An odd number whose products spread over all words."""
 _ROLES = ("nodes", "inputs", "params", "outputs")
@@ -43,7 +43,7 @@ class KeyTable:
         put, table = _putting(self._key), self.table
         old = table[table[:, 0] != 0]
         needed = 2 * (len(old) + len(entries))
-        if needed > len(table):  # whoever looks something up meanwhile has the old one
+        if needed > len(table):  # look-ups that run meanwhile have the old one
             table = np.zeros((1 << (2 * needed - 1).bit_length(), self._key + 1), np.int64)
             put(old, len(old), table, len(table) - 1)
         put(np.ascontiguousarray(entries), len(entries), table, len(table) - 1)

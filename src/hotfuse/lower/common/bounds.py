@@ -1,6 +1,6 @@
 """What a group promises about its sizes: upper bounds among its guards.
 
-A group in its normal form has no guards. One that carries some is meant for calls that fulfil them, and whoever lowers it may
+A group in its normal form has no guards. One that carries some is meant for calls that fulfil them, and lowering may
 choose loops that are good only there. They stay right everywhere: a bound is a promise about speed, never about results.
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 
+from hotfuse.analysis.vector_loops import HEAVY
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Node, Value
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
@@ -18,15 +19,6 @@ from hotfuse.ops.table import packet
 
 POSITIONAL = {"aten.arange", "aten.tril", "aten.triu", "aten.eye"}
 """Ops that use where an element is, not only what it is."""
-
-HEAVY = {
-    "lower.decay", "aten.exp", "aten.exp2", "aten.expm1", "aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.sin",
-    "aten.cos", "aten.tan", "aten.sinh", "aten.cosh", "aten.tanh", "aten.erf", "aten.gelu", "aten.silu",
-    "aten.sigmoid", "aten.mish", "aten.softplus", "aten.elu", "aten.selu", "aten.celu", "aten.log_sigmoid",
-    "aten.pow", "aten.div", "aten.true_divide", "aten.floor_divide", "aten.remainder", "aten.fmod", "aten.sqrt",
-    "aten.rsqrt", "aten.reciprocal", "aten.logaddexp", "aten.xlogy", "aten.logit", "aten.hypot",
-}  # fmt: skip
-"""Ops that cost much more than reading their result from a cache would."""
 
 
 @dataclass(slots=True)

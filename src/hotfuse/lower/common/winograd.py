@@ -97,7 +97,7 @@ def _expanded(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 
 def schemes(window: int) -> tuple[Scheme, ...]:
-    """All ways to do a window with fewer products, few outputs first; a window of one element has only the plain way."""
+    """All Winograd transforms of a window, few outputs first; a window of one element has none but the plain one."""
     if window == 1:
         return (Scheme(1, 1),)
     return tuple(Scheme(n - window + 1, window) for n in _PAIRS if n - window >= 1)

@@ -1,4 +1,4 @@
-"""The way in: a group of pointwise, movement, reduction and normalization nodes becomes one kernel.
+"""The entry: a group of pointwise, movement, reduction and normalization nodes becomes one kernel.
 
 Outputs that fit the loops of one root share a nest; others follow in nests of their own, in the same kernel. Each way of
 arranging the loops is tried until one works: around the first reduction's input, around each output alone, then without

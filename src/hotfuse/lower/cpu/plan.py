@@ -18,6 +18,7 @@ from dataclasses import field
 from itertools import pairwise
 from typing import NoReturn
 
+from hotfuse.analysis.vector_loops import KEPT_BYTES
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Node, Value
@@ -29,9 +30,6 @@ from hotfuse.lower.common.lowered import BufferView, KernelBuffers, tensor_type
 from hotfuse.lower.common.steps import Definitions, Key
 from hotfuse.lower.common.trace import ValueTrace, scanned_dim, trace
 from hotfuse.lower.ops.views import shape_of
-
-_KEPT_BYTES = 256 * 1024
-"""A row that takes more than this is computed again rather than kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +294,7 @@ class NestPlanner:
         below = trace(self.definitions, self.space, [(value, key[1])])
         wide = [v for (_, at), v in below.loads.items() if set(phase.columns) & counters_of(at)]
         converts = any(tensor_type(v).dtype in (DType.F16, DType.BF16) for v in wide)
-        return size <= _KEPT_BYTES and (bool(below.heavy) or len(wide) >= 2 or converts)
+        return size <= KEPT_BYTES and (bool(below.heavy) or len(wide) >= 2 or converts)
 
     # -- loops
 

@@ -18,6 +18,7 @@ are ordinary groups.
 
 from __future__ import annotations
 
+from hotfuse.analysis.vector_loops import HEAVY_VECTORS, fits_three_rows
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, Layout
@@ -34,8 +35,6 @@ from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, Tile
 
 OPS = frozenset({"aten.softmax", "aten._softmax", "aten.special_softmax"})
-VECTORS = 2
-"""Side by side in the loop: more would not fit the registers with the polynomial's coefficients."""
 BLOCK_ROWS, LEAST_ROWS = 16, 4
 """Rows that a thread takes at once, and those it takes where there are few for many threads: beginning and ending cost a quarter
 of a row."""
@@ -55,7 +54,7 @@ def is_rows(graph: Graph, core: Core) -> bool:
     columns, dim = shape_of(x)[-1], argument(node, "dim")
     if not isinstance(columns, int) or not isinstance(dim, int) or dim % len(shape_of(x)) != len(shape_of(x)) - 1:
         return False
-    return VECTORS * core.lanes <= columns <= core.l2 // 64
+    return fits_three_rows(columns, core.lanes, core.l2)
 
 
 def lower_rows(graph: Graph, core: Core, *, name: str = "softmax") -> Lowered:
@@ -72,7 +71,7 @@ class _Rows:
 
     def __init__(self, b: KernelBuilder, memory: KernelBuffers, node: Node, core: Core) -> None:
         (x,), (y,) = node.ins, node.outs
-        self.b, self.width, self.threads = b, VECTORS * core.lanes, core.threads
+        self.b, self.width, self.threads = b, HEAVY_VECTORS * core.lanes, core.threads
         self.x, self.y = memory.place(x).buffer, memory.output(y).buffer
         self.large = prefetch.large((self.x, self.y), core)
         *outer, columns = shape_of(x)

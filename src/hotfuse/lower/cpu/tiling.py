@@ -60,7 +60,7 @@ def core_for(
 
 @dataclass(frozen=True, slots=True)
 class GemmTiling:
-    """One way to cut a product."""
+    """A tiling of a product."""
 
     lanes: int
     registers: int

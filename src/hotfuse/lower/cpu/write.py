@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from hotfuse.analysis.vector_loops import step_vectors
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Value
@@ -103,7 +104,7 @@ class NestWriter:
     def widths(self, heavy: bool) -> list[int]:
         """Elements per step along a counter with a tile axis."""
         lanes = self.plan.lanes
-        return [lanes] if self.plan.turned is not None else [lanes * (2 if heavy else 4), lanes]
+        return [lanes] if self.plan.turned is not None else [lanes * step_vectors(heavy=heavy), lanes]
 
     def rows(self, order: Sequence[int], outermost: bool = False) -> None:
         """The loops over rows from here on."""

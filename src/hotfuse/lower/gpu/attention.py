@@ -134,20 +134,28 @@ class AttentionWriter:
         self.out = _three(node.node.outs[0], (batch, head, query, element))
         self.scores = (batch, head, query, key)
 
-    def write(self) -> None:
-        """The loops over the grid, keys, results."""
-        b, s, t = self.builder, self.sizes, self.tiling
-        self.block, self.step = t.rows, t.depth
+    def landed(self) -> tuple[list[Value], dict[str, Position]]:
+        """The graph's outputs, and where each lies in the attention's loops."""
         outputs = list(dict.fromkeys(output_values(self.graph)))
         landed = land(self.definitions, self.graph, self.space, self.node.node.outs[0], self.out)
         for v in outputs:
             if v.name not in landed or counters_of(landed[v.name]) != counters_of(self.out):
                 raise CannotLower(f"output %{v.name} has another shape than the attention it is made from")
+        return outputs, landed
+
+    def heads(self, scope: contextlib.ExitStack) -> dict[int, Dim]:
+        """Opens the grid's loops over batches and heads; where each counter is, those without a loop at 0."""
+        extents = self.space.extents
+        open_ = {k: scope.enter_context(self.builder.parallel("h", extents[k])).var for k in self.outer if extents[k] != 1}
+        return {**open_, **{k: 0 for k, n in enumerate(extents) if n == 1}}
+
+    def write(self) -> None:
+        """The loops over the grid, keys, results."""
+        b, s, t = self.builder, self.sizes, self.tiling
+        self.block, self.step = t.rows, t.depth
+        outputs, landed = self.landed()
         with contextlib.ExitStack() as scope:
-            where: dict[int, Dim] = {
-                k: scope.enter_context(b.parallel("h", self.space.extents[k])).var for k in self.outer if self.space.extents[k] != 1
-            }
-            where |= {k: 0 for k, n in enumerate(self.space.extents) if n == 1}
+            where = self.heads(scope)
             first = scope.enter_context(b.parallel("q", s.queries, self.block)).var
             where[self.at_q] = first
             along_q = TileAxis(self.at_q, self.block, left_over(s.queries, self.block, first))

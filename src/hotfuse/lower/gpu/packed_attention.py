@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 
 from hotfuse.analysis.attention import BOUNDED
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.graph import Graph, Node, Value, output_values
+from hotfuse.ir.dims import expr
+from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.attention_node import AttentionNode
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Refine, Space, counters_of, scaled, summed
-from hotfuse.lower.common.landing import land
+from hotfuse.lower.common.index import Refine, Space, scaled, summed
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.values import TileAxis
 from hotfuse.lower.gpu.attention import LARGE, MAX_WIDTH, TRIES, TYPES, AttentionSizes, AttentionWriter
@@ -123,18 +122,11 @@ class _PackedAttentionWriter(AttentionWriter):
         """The loops over the grid, one sequence's keys, results."""
         b, s, t = self.builder, self.sizes, self.tiling
         self.block, self.step = t.rows, t.depth
-        outputs = list(dict.fromkeys(output_values(self.graph)))
-        landed = land(self.definitions, self.graph, self.space, self.node.node.outs[0], self.out)
-        for v in outputs:
-            if v.name not in landed or counters_of(landed[v.name]) != counters_of(self.out):
-                raise CannotLower(f"output %{v.name} has another shape than the attention it is made from")
+        outputs, landed = self.landed()
         offsets = self.memory.place(self.asked.offsets).buffer
         most = expr("+", s.queries, 1)
         with contextlib.ExitStack() as scope:
-            where: dict[int, Dim] = {
-                k: scope.enter_context(b.parallel("h", self.space.extents[k])).var for k in self.outer if self.space.extents[k] != 1
-            }
-            where |= {k: 0 for k, n in enumerate(self.space.extents) if n == 1}
+            where = self.heads(scope)
             sequence = scope.enter_context(b.parallel("s", self.asked.sequences)).var
             first = scope.enter_context(b.parallel("q", self.asked.longest, self.block)).var
             begin = scope.enter_context(b.given("begin", offsets, (sequence,), 0, most))

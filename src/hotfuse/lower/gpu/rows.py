@@ -136,6 +136,8 @@ def _attempt(
     wide = [k for k, n in enumerate(space.extents) if n != 1]
     order = [k for r in space.roots for k in r if k in wide]
     if not reductions:
+        lies = tensor_type(root).layout.order or range(len(space.roots))  # neighbours in memory are made together
+        order = [k for d in lies for k in space.roots[d] if k in wide]
         return _Shape(space, definitions, landed, outputs, (), tuple(order[-1:]), tuple(order[:-1]))
     rows = {_reduced(n, landed) for n in reductions}
     if len(rows) != 1:

@@ -73,7 +73,7 @@ class BranchStep:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStep:
-    """One of several kernels of the same group, by a size of the call: the first way up to the first end, and so on, the last
+    """One of several kernels of the same group, by a size of the call: the first kernel up to the first end, and so on, the last
     beyond all ends. None stands for the library: a run leaves such a call to its fallback before it computes anything.
     """
 
@@ -160,7 +160,7 @@ class OutputSpec:
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
     grows: tuple[int, int] | None = None
-    """It is an input with more behind it, in a dim: (input, dim), the dim being the outermost in memory. Whoever makes it puts the
+    """It is an input with more behind it, in a dim: (input, dim), the dim being the outermost in memory. The producer puts the
     input there; the run writes what is behind it."""
 
 

@@ -1,6 +1,6 @@
 """`assume(x, holds)`: x, where a truth value holds that the graph rests on; otherwise the call is one that the graph is not for.
 
-A graph that was traced along one way through a model's Python computes what decided there with everything else, and ends in one
+A graph that was traced along one path through a model's Python computes what decided there with everything else, and ends in one
 such node (`frontends.paths.check`). Generated code counts a fault (`require`), torch's operators raise CallFault: either way
 nothing of the call has become visible, and the model's own code answers it.
 """
@@ -26,7 +26,7 @@ ASSERTIONS = ("aten._assert_async.msg", "aten._assert_async.default", "aten._ass
 
 
 class OtherPath(CallFault):
-    """A call takes another way through the model's code than the one that was traced."""
+    """A call takes another path through the model's code than the one that was traced."""
 
 
 class MadeUpCalls(threading.local):
@@ -53,14 +53,14 @@ made_up_calls = MadeUpCalls()
 def assumed(x: Tensor, holds: Tensor) -> Tensor:
     """The tensor itself; raises OtherPath."""
     if not holds and not made_up_calls:
-        raise OtherPath("the call takes another way through the model's code")
+        raise OtherPath("the call takes another path through the model's code")
     return x
 
 
 def asserted(holds: Any, *_message: Any, **_named: Any) -> None:
     """Raises OtherPath; the model's own code says what is wrong, if anything is."""
     if not holds:
-        raise OtherPath("the call takes another way through the model's code, or its data are none that it takes")
+        raise OtherPath("the call takes another path through the model's code, or its data are none that it takes")
 
 
 @own_operator("hotfuse::assume", __name__)

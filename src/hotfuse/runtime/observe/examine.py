@@ -1,7 +1,7 @@
 """Looking into what serves: the partitions of a plan are examined beside inference, and what was found stays with the entry.
 
 Races and sampled calls are the source (`runtime.observe.findings`). A worker makes sense of them and writes their times to the
-profile store, where they correct the performance model; the diagnoses come back, for `explain()` and for whoever chooses what
+profile store, where they correct the performance model; the diagnoses come back, for `explain()` and for the choice of what
 to try next.
 """
 
@@ -103,7 +103,7 @@ class Examiner:
                     if (found := findings(asked, answer)) and entry is not None:
                         recorder.found(entry.baseline.graph, found, asked)
                         log.count("examinations")
-                        entry.findings = found  # whoever sees them finds them counted and kept
+                        entry.findings = found  # published last: readers find them counted and kept
             except Exception as e:  # in a thread of the pool, which would print it
                 log.count("examinations_failed")
                 log.decide(Action.NOTICE, Why.BACKGROUND_FAILED, "what partitions took", error=error_text(e))

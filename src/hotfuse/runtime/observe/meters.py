@@ -1,7 +1,7 @@
 """Hardware counters around a sampled call: cycles, instructions and cache misses of the thread that serves it, where there are any.
 
 Opened once per thread, by the first sampled call. Where the system has none (most virtual machines), finding that out is all that
-is ever spent, and whoever reads the records derives what it can from times.
+is ever spent, and readers of the records derive what they can from times.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from hotfuse.ir.text import parse
 from hotfuse.machine import team
 from hotfuse.machine.cores import usable_cores
 from hotfuse.machine.fingerprint import fingerprint
+from hotfuse.profile.glimpse import may_know
 from hotfuse.profile.names import Names
 from hotfuse.profile.place import central
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
@@ -177,6 +178,8 @@ class Recorder:
             self._asked[key, attempt] = None
             for oldest in list(self._asked)[:-MOST_ASKED]:
                 self._asked.pop(oldest, None)
+            if self._shared is None and not may_know(context_of(self._settings).path, key):
+                return None
             store, basis = self._here().store, self._basis(rests)
             past = [d for d in store.decisions(key, LOOKED_BACK) if d.evidence.get("attempt") == attempt]
             here = [d for d in past if d.evidence.get("basis") == basis and time.time() - d.at < FORGOTTEN_S]

@@ -1,7 +1,7 @@
 """Which inputs calls bring again: the same contents as in the call before, or as in one of the last few.
 
 Calls that are looked at come in pairs for that, since what a call has in common with the one before shows only in two that follow
-each other. A call that repeats wholly teaches nothing: whoever measures a model, or polls it, brings one call again and again, and
+each other. A call that repeats wholly teaches nothing: a benchmark or a poll brings one call again and again, and
 to answer from memory what was answered before is the caller's business. What counts is an input that stays while another changes.
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hotfuse.base.events import Why
-from hotfuse.runtime.observe.telling import headline
+from hotfuse.runtime.observe.obstacle_log import headline
 
 MOST_IN_THE_WAY = 3
 NOTICED = (Why.WEIGHTS_WRITTEN_UNSEEN, Why.WEIGHTS_CHANGED, Why.MODEL_CHANGED, Why.DRIFT, Why.REGRESSED, Why.SPEED_CHANGED,

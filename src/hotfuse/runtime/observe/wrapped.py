@@ -54,7 +54,7 @@ class Wrapped:
         at = {id(n): i for i, n in enumerate(self._plan.graph.nodes)}
 
         def wrapped(node: Node) -> tuple[Callable[..., Any], bool]:
-            fn, several = telling(node, "", self._told)
+            fn, several = telling(node, "", self._outcome_listener)
             i = at[id(node)]
             points = [(k, self._at[v.name]) for k, v in enumerate(node.outs) if v.name in self._at]
             if points or i in first or i in last:
@@ -63,7 +63,7 @@ class Wrapped:
 
         return flat_function(self._plan.graph, wrapped, weights)[0]
 
-    def _told(self, name: str) -> ToldOutcome:
+    def _outcome_listener(self, name: str) -> ToldOutcome:
         return partial(self._noting.outcome, self._item(name))
 
     # --- unit by unit ----------------------------------------------------------------------------

@@ -24,8 +24,8 @@ import torch
 from hotfuse.backends.protocol import RecordedRun, Run
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.device_stream import being_recorded_here
+from hotfuse.runtime.serve.backoff import Backoff
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
-from hotfuse.runtime.serve.rests import Rest
 from hotfuse.specialize.packing import PackedInput
 
 LEAST_ROWS = 64
@@ -179,10 +179,10 @@ class DevicePackedRun:
     why_not: Counter[Padded] = field(default_factory=Counter[Padded])
     unread: int = 0
     """Calls whose masks were not asked: several in a row before them could not be packed."""
-    rest: Rest = field(default_factory=Rest)
+    rest: Backoff = field(default_factory=Backoff)
     needed: deque[int] = field(default_factory=lambda: deque[int](maxlen=REMEMBERED))
     """Capacities of the last packed calls."""
-    guesses: Rest = field(default_factory=lambda: Rest(patience=1, first=REST_AFTER_WRONG))
+    guesses: Backoff = field(default_factory=lambda: Backoff(patience=1, first=REST_AFTER_WRONG))
     guessed: int = 0
     """Calls whose kernels were launched before the answers were there, rightly."""
     wrong: int = 0

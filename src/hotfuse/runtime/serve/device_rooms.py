@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hotfuse.backends.library import meaning
-from hotfuse.backends.protocol import RecordingDevice, Replay, Run
+from hotfuse.backends.protocol import LEAST_LEFT, RecordingDevice, Replay, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.faults import error_text
@@ -244,7 +244,7 @@ class RoomedRun:
     def _room_for(self, rows: int, pasts: Sequence[torch.Tensor]) -> bool:
         """Whether there may be another set; the one that was not used for the longest gives way."""
         more = sum(t.numel() * t.element_size() // max(1, t.shape[d]) * rows for t, (_, d) in zip(pasts, self._inputs, strict=True))
-        most = MOST_MEMORY * self._device.total()
+        most = min(MOST_MEMORY * self._device.total(), (self._held() + self._device.free()) / (1 + LEAST_LEFT))
         unused = sorted((s for s in self._sets if s.free()), key=lambda s: s.used)
         while self._sets and (len(self._sets) >= MOST_ROOMS or self._held() + more > most):
             if not unused:

@@ -4,7 +4,7 @@
 
 Cases are kept in one immutable table that is exchanged by a single reference store. A new table serves through generated Python
 at once; a background job compiles the native decision over the same cases and exchanges it again. Hits per case and misses per
-fact are counted, whoever counted them.
+fact are counted, in Python and in native code.
 
 A more special case stands before a more general one. When there is no room, the case that was hit least of late goes. A site that
 keeps throwing out cases it has just made becomes generic: special cases are dropped in favour of the general ones, and none is
@@ -369,7 +369,7 @@ class InlineCache(Generic[T]):
             return dict(_commonest(found))
 
     def after_fork(self) -> None:
-        """In a forked child: whoever held a lock is in the parent."""
+        """In a forked child: the thread that held a lock is in the parent."""
         self._lock = threading.Lock()
         for table in (*self._fading, self.table):
             table.after_fork()

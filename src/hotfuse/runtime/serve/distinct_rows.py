@@ -1,7 +1,7 @@
 """Rows of a batch that come twice are computed once: the distinct ones run, and results are spread over the batch again.
 
 Bytes decide which rows are equal. Of long rows a few bytes are compared first, so that batches of distinct ones are told at once;
-after several of those in a row nobody looks for a while (`runtime.serve.rests`).
+after several of those in a row nobody looks for a while (`runtime.serve.backoff`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.runtime.serve.rests import Rest
+from hotfuse.runtime.serve.backoff import Backoff
 
 Array = np.ndarray[Any, Any]
 SAMPLED_BYTES = 256
@@ -76,7 +76,7 @@ class DistinctRowsRun:
     missed: int = 0
     unread: int = 0
     """Calls whose rows were not compared."""
-    rest: Rest = field(default_factory=Rest)
+    rest: Backoff = field(default_factory=Backoff)
 
     def kinds(self, inputs: Sequence[Any]) -> DistinctRows | None:
         """Which rows stand for all, where that pays."""

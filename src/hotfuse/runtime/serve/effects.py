@@ -27,6 +27,10 @@ from hotfuse.base.structure import Spec, Taken, take_call
 from hotfuse.frontends.captured import Captured, DeadDraw, Warned
 from hotfuse.runtime.samples import snapshot
 from hotfuse.runtime.serve.kept_memory import kept_by_rooms
+from hotfuse.runtime.tierup.verify import COPIED_BYTES
+
+MAX_COMPARED = 1 << 16
+"""Elements of a tensor that is compared by what it holds besides its version: running statistics have fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,13 @@ def effects_of(spec: Spec, captured: Captured) -> Effects | None:
     return Effects(spec, done.written, done.returned, done.draws, warned, logged, grown_results(done.graph))
 
 
+def shares_memory(results: Sequence[Any], given: Sequence[torch.Tensor]) -> bool:
+    """Whether a result lies in the memory of a tensor that the call was given, without being that tensor."""
+    memory, known = {t.untyped_storage().data_ptr() for t in given if t.numel()}, set(map(id, given))
+    tensors = [r for r in results if isinstance(r, torch.Tensor) and r.layout is torch.strided and r.numel() and id(r) not in known]
+    return bool(memory) and any(r.untyped_storage().data_ptr() in memory for r in tensors)
+
+
 def loggers(named: Iterable[tuple[str, int]]) -> tuple[tuple[logging.Logger, int], ...]:
     """Loggers by their names, each with a level."""
     return tuple((logging.getLogger(name), level) for name, level in named)
@@ -163,13 +174,32 @@ class Before:
         return [i for i, (old, new) in enumerate(zip(self._versions, now, strict=True)) if old is not None and old != new]
 
     def written(self, copies: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Copies of those tensors that the call wrote in place; `copies` are what they held before."""
+        """Copies of those tensors that the call wrote in place; `copies` are what they held before. What small ones on the host
+        hold decides, too: a batch norm writes its statistics without counting that."""
         now = _versions(self._leaves)
         return {
             i: t.detach().clone()
             for i, (t, old, new, copy) in enumerate(zip(self._leaves, self._versions, now, copies, strict=True))
-            if (old != new if old is not None else not torch.equal(t, copy))
+            if (old is not None and old != new) or ((old is None or is_small(t)) and not same_bits(t, copy))
         }
+
+
+def is_small(t: torch.Tensor) -> bool:
+    """Whether comparing what a tensor holds costs a call next to nothing: on the host, and as ordinary memory."""
+    return t.layout is torch.strided and not t.is_nested and t.is_cpu and not t.is_quantized and t.numel() <= MAX_COMPARED
+
+
+def same_bits(now: torch.Tensor, was: torch.Tensor) -> bool:
+    """On the host where that is little: kernels that compare would have to be loaded first, 20 ms in a first call."""
+    if now.numel() * now.element_size() <= COPIED_BYTES:
+        now, was = now.detach().cpu(), was.cpu()
+    return torch.equal(_bits(now.detach()), _bits(was.detach()))
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    """What a tensor holds, in a row; what torch only notes of it (signs, conjugates) is in the numbers."""
+    flat = t.resolve_conj().resolve_neg().reshape(-1).contiguous()
+    return flat if flat.dtype is torch.bool else flat.view(torch.uint8)
 
 
 def _versions(leaves: Sequence[torch.Tensor]) -> list[int | None]:

@@ -67,7 +67,7 @@ class Wanted:
     waiting: dict[int, list[Gradient]]
     """Gradients of the parameters, by backward pass."""
     hooks: tuple[RemovableHandle, ...] = ()
-    """Tell of every backward pass that reaches the parameters, whoever computed what it began at."""
+    """Tell of every backward pass that reaches the parameters, wherever it began."""
     given: bool = False
 
     def harden(self) -> None:

@@ -2,9 +2,10 @@
 
     call ─▶ are the repeated inputs, byte by byte, those of one of the last few calls?
               yes ─▶ the rest, with what was kept
-              no  ─▶ what depends on them, which is kept from now on; then the rest
-            misses in a row, or calls that took longer in all than the plan there was ─▶ that plan, for a while; then a few calls'
-              inputs are noted: if one comes again, keeping begins anew; if none does, the while is twice as long
+              no  ─▶ where new contents came again of late: what depends on them, which is kept from now on; then the rest
+                     else they are noted, and the plan there was answers: what comes a second time is kept
+            misses in a row, or calls that took longer in all than the plan there was ─▶ that plan, for a while; if what is kept
+              comes again meanwhile the while is over, and if nothing does behind it, the next one is twice as long
 
 Bytes decide, not identity: a write through numpy, through `.data` or from another language changes neither a tensor's identity nor
 its version. Comparing stops at the first difference, so a miss costs next to nothing, and a hit one read of the inputs. Results
@@ -29,7 +30,8 @@ MOST_CONTENTS = 4
 MOST_BYTES = 64 << 20
 """Memory for them, the copies of inputs included."""
 IN_VAIN = 3
-"""Misses in a row after which nothing is kept for a while."""
+"""Contents in a row that were kept when they first came and did not come again; others then have to come twice. Computing apart
+what nobody asks for again was what traffic that flips paid for."""
 WEIGHED = 32
 """Calls whose times are added up: if they took longer than the plan there was, nothing is kept for a while either."""
 OUTLIER = 3.0
@@ -42,7 +44,9 @@ is seen within 256 calls. Where they did and keeping was slower all the same, fi
 TIMED = 3
 """First calls that the plan there was answers, to know what it takes."""
 NOTED = 4
-"""Calls behind it whose inputs are noted."""
+"""Contents that are noted; as many misses in a row begin a while."""
+PEEK = 4
+"""During a while, one call in so many is compared with what is kept."""
 
 _memcmp: Callable[[int, int, int], int] = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[attr-defined]
@@ -104,8 +108,12 @@ class RepeatedInputs:
         """By the times of calls that looked, against what others took."""
         self._known: tuple[KeptResults, ...] = ()
         """The most recently used first; exchanged by one reference store."""
-        self._noted: tuple[tuple[InputCopy, ...], ...] | None = None
-        """Inputs of the last calls, where it is to be seen whether any comes again."""
+        self._noted: tuple[tuple[InputCopy, ...], ...] = ()
+        """Contents that came once of late, and are not kept."""
+        self._newest: KeptResults | None = None
+        """What was kept last and has not come again so far."""
+        self._doubt = 0
+        """Contents in a row that were kept when they first came, and have not come again."""
         self._resting = self._in_vain = self._doubled = 0
         self._usual_s, self._untimed = math.inf, TIMED
         """What a call takes in the plan there was, and how many are still to be timed for that."""
@@ -113,33 +121,25 @@ class RepeatedInputs:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """The graph's outputs."""
-        if self._resting > 0:
-            self._resting -= 1
+        if self._resting > 0 and not self._returned(inputs):
             self.passed += 1
-            if self._resting == 0:
-                self._noted, self._usual_s = (), math.inf
             return self._whole(*inputs)
         if self._untimed > 0:
             self._untimed -= 1
             return self._timed(inputs)
         begin = time.perf_counter()
         mine = [inputs[i] for i in self._takes]
-        if self._noted is not None and not self._come_again(mine):
-            return self._timed(inputs)
         known = self._known
         found = next((k for k in known if k.of(mine)), None)
         if found is not None:
             self.hits += 1
             self._in_vain = 0
+            if found is self._newest:
+                self._newest, self._doubt = None, 0
             if found is not known[0]:
                 self._known = (found, *(k for k in known if k is not found))
-        else:
-            self._in_vain += 1
-            if self._in_vain > IN_VAIN:
-                self._stop()
-                self.passed += 1
-                return self._whole(*inputs)
-            found = self._computed(mine)
+        elif (found := self._admitted(mine)) is None:
+            return self._timed(inputs)
         outs = tuple([_own(o, found.storages) for o in self._rest_run(*inputs, *found.values)])
         self._weigh(time.perf_counter() - begin)
         return outs
@@ -161,8 +161,40 @@ class RepeatedInputs:
         if self._weighed >= WEIGHED:
             if self._balance_s < 0:
                 self._stop(MOST_DOUBLED)
+                self._known = ()
             else:
                 self._balance_s, self._weighed, self._doubled = 0.0, 0, 0
+
+    def _returned(self, inputs: Sequence[Any]) -> bool:
+        """During a while: whether what is kept has come again, which ends it; one call in a few is asked."""
+        self._resting -= 1
+        if self._resting == 0:
+            self._noted, self._usual_s, self._untimed = (), math.inf, 1
+        if not self._known or self._resting % PEEK:
+            return False
+        mine = [inputs[i] for i in self._takes]
+        if not any(k.of(mine) for k in self._known):
+            return False
+        self._resting = self._doubled = self._in_vain = 0
+        return True
+
+    def _admitted(self, mine: Sequence[torch.Tensor]) -> KeptResults | None:
+        """What is kept of contents that are not known from now on; None where they are to come a second time first."""
+        again = any(all(c.same(t) for c, t in zip(n, mine, strict=True)) for n in self._noted)
+        if again or self._doubt < IN_VAIN:
+            self.begun_again += again
+            self._doubt += not again
+            self._noted = () if again else self._noted
+            self._newest = found = self._computed(mine)
+            if not self._known:  # it is too large to be kept
+                self._stop(MOST_DOUBLED)
+            return found
+        self._in_vain += 1
+        if self._in_vain > NOTED:
+            self._stop()
+        else:
+            self._noted = (tuple(copied(t) for t in mine), *self._noted[: NOTED - 1])
+        return None
 
     def _computed(self, mine: Sequence[torch.Tensor]) -> KeptResults:
         self.misses += 1
@@ -182,24 +214,12 @@ class RepeatedInputs:
         return made
 
     def _stop(self, most_doubled: int = DOUBLED_IN_VAIN) -> None:
-        """Keeping did not pay of late: the plan there was answers for a while."""
-        self._known, self._noted, self._in_vain = (), None, 0
+        """Keeping did not pay of late: the plan there was answers for a while. What nothing asked for all the while goes."""
+        self._known = self._known if self._doubled < most_doubled else ()
+        self._noted, self._in_vain = (), 0
         self._balance_s, self._weighed = 0.0, 0
         self._resting = FIRST_REST << min(self._doubled, most_doubled)
         self._doubled = min(self._doubled + 1, MOST_DOUBLED)
-
-    def _come_again(self, mine: Sequence[torch.Tensor]) -> bool:
-        """Whether inputs are those of one of the few calls before; after a few that are not, another while begins."""
-        noted = self._noted or ()
-        if any(all(c.same(t) for c, t in zip(n, mine, strict=True)) for n in noted):
-            self.begun_again += 1
-            self._noted = None
-            return True
-        if len(noted) >= NOTED:
-            self._stop()
-        else:
-            self._noted = (*noted, tuple(copied(t) for t in mine))
-        return False
 
     @property
     def bytes(self) -> int:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from hotfuse.backends import registry
-from hotfuse.backends.protocol import RecordingDevice
+from hotfuse.backends.protocol import RecordingDevice, too_large
 from hotfuse.base.errors import CaptureError, HotfuseError, WrittenInput
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.faults import error_text
@@ -189,7 +189,7 @@ class OwnRecordings:
             return self._proven(call, device)
         contest, audit = kind.contest, kind.audit
         key = (threading.get_ident(), (), False)
-        turn = contest is not None or (audit is not None and audit.due(kind.calls, key))
+        turn = contest is not None or (audit is not None and audit.due(kind.calls, key) and not self._disturbed())
         side = (
             NEW
             if not turn
@@ -310,8 +310,10 @@ class OwnRecordings:
         try:
             made, kind.rebuild = run.recorded(self._call, guard, held)
             run.prove(made, self._settings.rtol)
+            because = too_large(device)
             if (held_bytes := device.held()) > MOST_MEMORY * device.total():
                 because = f"its recordings would hold {held_bytes >> 20} MiB of the device"
+            if because:
                 raise CaptureError("a call cannot be recorded", because=because, why=Why.TOO_MUCH_MEMORY)
         except WrittenInput as e:  # it is of another kind
             self._writes(kind, e.places)
@@ -334,6 +336,9 @@ class OwnRecordings:
         return result
 
     def _looked_at(self, call: OwnCall, device: RecordingDevice) -> OwnRun | None:
+        if because := device.short_of_memory():
+            self._refuse(call.kind, Why.TOO_MUCH_MEMORY, because)
+            return None
         try:
             return OwnRun(call, device)
         except torch.OutOfMemoryError as e:

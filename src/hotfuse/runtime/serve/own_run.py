@@ -20,10 +20,10 @@ from hotfuse.base.state import SAME, contents, refers_to_arguments, take_after
 from hotfuse.base.structure import Spec, StructureBuilder, Taken, builder
 from hotfuse.frontends.side_effects import observed
 from hotfuse.machine.device_stream import unnoticed
-from hotfuse.runtime.serve.effects import Before
+from hotfuse.runtime.serve.effects import Before, same_bits
 from hotfuse.runtime.serve.own_effects import casting_again, contents_of, random_states, refuse_effects
 from hotfuse.runtime.serve.own_kinds import OwnCall, Rebuild, is_count
-from hotfuse.runtime.tierup.verify import COPIED_BYTES, disagreement
+from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 
@@ -95,7 +95,7 @@ class OwnRun:
         if self._after is None:
             self._after = self._before.after(self._result)
             now, known = self._call.tensors, self._call.kind.written
-            places = [i for i in range(len(now)) if i not in known and not _same_bits(now[i], self._saved[i])]
+            places = [i for i in range(len(now)) if i not in known and not same_bits(now[i], self._saved[i])]
             places += [i for i in self._before.written_places() if i not in known]
             if places:
                 raise WrittenInput(tuple(sorted(set(places))))
@@ -156,13 +156,3 @@ def _rebuilding(after: Spec) -> Rebuild:
         return lambda outs, holders: StructureBuilder(outs[1:], holders).build(result)
     build = builder(result)
     return lambda outs, _holders: build(outs[1:])
-
-
-def _same_bits(now: torch.Tensor, was: torch.Tensor) -> bool:
-    """On the host where that is little: kernels that compare would have to be loaded first."""
-    if now.numel() * now.element_size() <= COPIED_BYTES:
-        now, was = now.detach().cpu(), was.cpu()
-    bits, others = (
-        t.reshape(-1).view(torch.uint8) if t.dtype is not torch.bool else t.reshape(-1) for t in (now.detach(), was)
-    )
-    return torch.equal(bits, others)

@@ -17,7 +17,7 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.runtime.serve.rests import Rest
+from hotfuse.runtime.serve.backoff import Backoff
 from hotfuse.specialize.packing import PackedInput, Packing
 
 Array = np.ndarray[Any, Any]
@@ -157,7 +157,7 @@ class PackedRun:
     why_not: Counter[Padded] = field(default_factory=Counter[Padded])
     unread: int = 0
     """Calls whose masks were not read."""
-    rest: Rest = field(default_factory=Rest)
+    rest: Backoff = field(default_factory=Backoff)
     mostly_live: float = 0.0
     """The part of the calls of late that ran padded, or packed with nearly all rows alive."""
 

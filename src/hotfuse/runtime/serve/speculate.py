@@ -1,6 +1,6 @@
 """A plan that bets on which way a branch goes: the values the condition needs, then straight-line code for that outcome.
 
-An inline cache by outcome: each way the branch went often enough has code of its own, and a way that has none runs the general
+An inline cache by outcome: each outcome that is frequent enough has code of its own, and one that has none runs the general
 code from the condition on. Nothing that takes time is computed twice, so a wrong bet costs what it would have cost without one.
 """
 

@@ -2,13 +2,14 @@
 # A tensor's version has no public name.
 """An attempt at a better plan as a value: how it is made, what it is raced against, on which calls, and how it would be swapped in.
 
-Whoever proposes one (`runtime.tierup.tier1`, `runtime.tierup.tier2`, `runtime.tierup.strategies`) says these things;
-`runtime.tierup.improve` carries all of them out in the same way.
+The modules that propose one (`runtime.tierup.tier1`, `runtime.tierup.tier2`, `runtime.tierup.strategies`) say these things;
+`runtime.tierup.attempt_runner` carries all of them out in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import field
 from functools import cache, partial
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +20,7 @@ from hotfuse.backends.protocol import Run
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.frequency import Outcomes
-from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, Demand, Headway
+from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, CompileProgress, Demand
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
@@ -27,10 +28,12 @@ from hotfuse.runtime.observe.control_outcomes import MOST_CALLS as CALLS_ASKED
 from hotfuse.runtime.observe.control_outcomes import outcomes_of
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.recalling import MadeOf
 from hotfuse.runtime.samples import CallSamples, Signature
+from hotfuse.runtime.serve.other_paths import fits
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.layers.layer import Layer
+from hotfuse.runtime.tierup.lull import Lull
+from hotfuse.runtime.warm_start import MadeOf
 from hotfuse.specialize.table import BRANCH, AttemptKey
 
 PROVEN_ON = 4
@@ -41,7 +44,7 @@ MOST_CALLS = 2 / 3
 Weights = Mapping[str, torch.Tensor]
 Compile = Callable[[Graph, Weights], Plan]
 """A graph as a tier-0 plan, at once."""
-Progress = Callable[[Callable[[], Plan], Headway], None]
+Progress = Callable[[Callable[[], Plan], CompileProgress], None]
 """Told while kernels are made: a plan of those there are, made on demand, and how far that is."""
 
 
@@ -66,6 +69,15 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class WorksAhead(Protocol):
+    """What makes plans in other processes may begin before a plan is asked for."""
+
+    def ahead(self, graph: Graph, weights: Weights, sample: Sequence[torch.Tensor], /) -> None:
+        """Begin what a first plan of a graph takes; returns at once."""
+        ...
+
+
+@runtime_checkable
 class CalledOff(Protocol):
     """What makes plans in other processes can be told that nobody wants them any more."""
 
@@ -85,6 +97,18 @@ class AttemptContext:
     def decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
         """Say what was decided, and on what evidence."""
         self.plans.log.decide(action, why, self.plans.model.name, **evidence)
+
+    def vet(self, entry: Entry) -> None:
+        """Where a graph has some paths through code that reads its data, of kept calls those are let go that take others: they say
+        nothing of a plan, but that a further path is wanted. In the background."""
+        if (balance := entry.balance) is None:
+            return
+        lull, inline = Lull(), self.plans.settings.capture == "inline"
+
+        def has(call: Sequence[torch.Tensor]) -> bool:
+            return fits(entry.baseline.run, call, nullcontext() if inline else lull.computing())
+
+        balance.vetted(*entry.samples.vet(has))
 
     def refuse(self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, /, **evidence: EvidenceValue) -> None:
         """The same of something that is not tried again until what it rested on changed."""

@@ -54,6 +54,8 @@ SUSPECT, SEEMS_SLOWER = 20.0, 1.1
 """Evidence, or a ratio in the last rounds, at which rounds follow each other as fast as their cost allows."""
 KEPT = 64
 """Rounds that the running ratio is of."""
+USUAL_MEMORY = 16
+"""Calls over which a kind's usual time is averaged."""
 MAX_USUAL_TIMES = 32
 """Kinds of calls whose usual time is kept."""
 
@@ -121,7 +123,8 @@ class Audit:
         self._unpaid_s = 0.0
         """Time that calls must take before the next round is paid for."""
         self._not_before = 0
-        self._usual: dict[Signature, float] = {}
+        self._usual: dict[Signature, tuple[float, int]] = {}
+        """Seconds of a kind of calls, of late, and how many were timed."""
         self._judging = threading.Lock()
         self.rounds = 0
 
@@ -139,9 +142,9 @@ class Audit:
         self._unpaid_s -= seconds * calls
         if self._unpaid_s <= 0 and self.rounds:
             self.at = min(self.at, max(number + 1, self._not_before))
-        usual = self._usual.get(signature)
-        if usual is not None or len(self._usual) < MAX_USUAL_TIMES:
-            self._usual[signature] = seconds if usual is None else usual + (seconds - usual) / 16
+        usual, timed = self._usual.get(signature, (0.0, 0))
+        if timed or len(self._usual) < MAX_USUAL_TIMES:  # the first finds everything cold, and weighs no more than others
+            self._usual[signature] = (usual + (seconds - usual) / min(timed + 1, USUAL_MEMORY), timed + 1)
 
     def due(self, number: int, key: Key) -> bool:
         """Whether a call is part of a round. One is under way at a time: sixteen threads and three sizes would have 48 rounds open,
@@ -181,7 +184,7 @@ class Audit:
         self._looks.append(look_s)
         self._times[side].append(seconds)
         if side == OLD and (usual := self._usual.get(key[1])) is not None:
-            self._extra_s += seconds - usual  # of either sign: noise must not count as cost
+            self._extra_s += seconds - usual[0]  # of either sign: noise must not count as cost
         ended = self._turns.took(key, side, seconds)
         if ended is None:
             self._goes_on(key, self._clock())
@@ -249,7 +252,7 @@ class Audit:
 
     def typical_us(self) -> float | None:
         """What a call takes in the plan, of the kind of calls seen first."""
-        return next((s * 1e6 for s in list(self._usual.values())), None)
+        return next((s * 1e6 for s, _ in list(self._usual.values())), None)
 
     def standing(self) -> AuditState | None:
         """The running ratio with its interval; None before the first round."""

@@ -57,13 +57,13 @@ class BranchBet:
         cold = BranchSide(self.cold, self.given)
         telling = partial(betting, self.prefix.run, self.takes, self.condition, sides, cold, self.outcomes, ask)
         run = telling()
-        told = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
+        told = [f"bets that {self.name} is {str(o).lower()}: then {_described(p)}" for o, p in self.hot.items()]
         bet, outcomes = Condition(self.name, telling), self.outcomes
         return composed(graph, run, "bets", "; ".join(told), list(self.hot.values()), notes=told, bet=bet,
                         counts=(AttemptKey(BRANCH, self.name), lambda: BetCount(outcomes.hits, outcomes.misses)))  # fmt: skip
 
 
-def _told(plan: Plan) -> str:
+def _described(plan: Plan) -> str:
     """What a plan is made of, in a few words."""
     kinds = Counter(a.backend for a in plan.artifacts)
     return f"{len(plan.graph.nodes)} nodes in " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())

@@ -33,7 +33,7 @@ Meant = Callable[[Sequence[torch.Tensor]], bool]
 
 
 class LiveContest:
-    """Rounds on live calls between an old and a new way to answer them."""
+    """Rounds on live calls between an old and a new plan that answer them."""
 
     def __init__(self, warm_ups: int = 0) -> None:
         """The first `warm_ups` rounds are not judged: on a device a plan's first calls record what later ones replay."""
@@ -41,6 +41,8 @@ class LiveContest:
         self._turns = Turns(id(self) >> 4)
         self._rounds: list[tuple[float, float]] = []
         self._wins = self._bad = 0
+        self.answered_s = 0.0
+        """What calls took so far."""
         self._judging = threading.Lock()
         self.over = threading.Event()
         self.trial: Trial | None = None
@@ -52,6 +54,7 @@ class LiveContest:
 
     def took(self, key: Key, side: int, seconds: float) -> None:
         """A call was answered. Rounds that end while another one is judged are passed over, so that no call waits."""
+        self.answered_s += seconds
         ended = self._turns.took(key, side, seconds)
         if ended is None or not self._judging.acquire(blocking=False):
             return

@@ -7,7 +7,6 @@ like it. Calls that need somewhat less have that room too; others run in the lib
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from hotfuse.backends.protocol import RecordedRun, Run
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph
-from hotfuse.machine.device_clock import device_seconds
+from hotfuse.machine.device_clock import DeviceTimer
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.device_packing import (
@@ -31,7 +30,7 @@ from hotfuse.runtime.serve.device_packing import (
 )
 from hotfuse.runtime.serve.packing import MaskPacker
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
-from hotfuse.runtime.tierup.packing_share import crossing_share
+from hotfuse.runtime.tierup.packing_share import break_even_share
 from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.specialize.shapes import at_sizes
 from hotfuse.specialize.table import PADDING, AttemptKey
@@ -103,17 +102,13 @@ def _paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call, usua
     everything[packer.mask] = torch.full_like(mask, packer.packing.mask.live)
     all_rows = torch.zeros(mask.numel(), dtype=torch.uint8, device=mask.device)
     runs = (lambda: padded(*call), lambda: packed(*call, usual), lambda: packed(*everything, all_rows))
-    least = [float("inf")] * len(runs)
     with torch.no_grad(), in_own_stream(call):
         for run in runs:
             run()
-        for _ in range(ROUNDS):
-            for i, run in enumerate(runs):
-                begin = time.perf_counter()
-                run()
-                launching = time.perf_counter() - begin
-                least[i] = min(least[i], device_seconds(run, mask.device, 1.5 * launching))
-    return crossing_share(least[0], least[1], least[2], packer.share(call))
+        timers = [DeviceTimer(run, mask.device) for run in runs]
+        rounds = [[t.seconds() for t in timers] for _ in range(ROUNDS)]
+    least = [min(r[i] for r in rounds) for i in range(len(runs))]
+    return break_even_share(least[0], least[1], least[2], packer.share(call))
 
 
 def _plan(
@@ -132,5 +127,9 @@ def _plan(
         f"rows that {packing.mask.name} hides are not computed where at most {run.limit:.0%} live ({mean:.0%} do): "
         f"{packing.products} products and attentions on packed rows; else as before"
     )
+
+    def counted() -> BetCount:
+        return BetCount(run.calls, run.padded_calls, values=(packing.mask.name,))
+
     return composed(graph, run, "packed", about, pieces, notes=notes, counters=counters, begin=run.begin,
-                    counts=(AttemptKey(PADDING), lambda: BetCount(run.calls, run.padded_calls)))  # fmt: skip
+                    counts=(AttemptKey(PADDING), counted))

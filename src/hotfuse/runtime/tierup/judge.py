@@ -1,4 +1,4 @@
-"""Who decides between a plan that serves and one that was proven: live calls, or rounds beside while nobody calls.
+"""Who decides between a plan that serves and one that was proven: live calls, or rounds in the background while nobody calls.
 
 | calls | what decides |
 | --- | --- |
@@ -6,7 +6,7 @@
 | pause | rounds on a kept call, with the machine to themselves; those during which somebody called do not count |
 | never pause, for too long to decide anything | nothing: the new plan is refused, to be tried again later |
 
-A glance beside, on a kept call, only keeps those off live calls that would take more than twice as long: they have to win while
+Screening on a kept call, in the background, keeps plans off live calls that take more than twice as long: they have to win while
 nobody calls. It accepts nothing.
 """
 
@@ -23,6 +23,7 @@ import torch
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.compile.workers.background_priority import background_priority
+from hotfuse.compile.workers.service import service
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.site import THREADS, Entry
 from hotfuse.runtime.tierup.contest import BADLY, PlanContest
@@ -34,10 +35,15 @@ from hotfuse.specialize.table import PLACED
 
 LIVE_S, MOST_LIVE_S, MIN_ROUNDS = 20.0, 120.0, 8
 """Seconds that live calls have to decide; slow ones have longer, until there are a few rounds."""
+RARE_S, RARE_SHARE = 1.0, 0.25
+"""Where calls have decided nothing after so many seconds and took no more than such a part of them, they are rare, and other jobs
+of the model run while they are awaited: a prompt comes once a text, and the plan for the steps behind it waits to be made."""
 SUSPECT_S = 5.0
 """Seconds that what is kept off live calls waits for a pause."""
 LONG_S = 0.1
-"""Seconds of a call from which on what its proof took is enough to glance at."""
+"""Seconds of a call from which on what its proof took is enough to screen by."""
+SCREENED_S, SCREENED_ROUNDS = 0.01, 3
+"""Seconds of a call from which on so many calls of a proof are enough: the first one warms both up, and others show that."""
 WAIT_S = 0.02
 """Between two looks at whether calls pause."""
 PAUSE_S = 0.5
@@ -67,7 +73,7 @@ class Judge:
         found = Trial(0.0, 0.0, 0, won=False, decided=False, by="nothing: calls never paused")
         # what a device replays is recorded by calls, not beside (`backends.cuda`)
         here = PLACED not in contest.new.layers and not any(t.is_cuda for t in call)
-        live = "clock" not in how and not (here and self._badly(entry, contest, glance(old, new, call, seen, lull.computing)))
+        live = "clock" not in how and not (here and self._badly(entry, contest, screen(old, new, call, seen, lull.computing)))
         handicap, begun = _handicap(entry, contest), time.monotonic()
         while not self.plans.closed and not _late(contest, begun, live=live):
             if here and lull.lasts():
@@ -89,15 +95,24 @@ class Judge:
 
     def _on_calls(self, entry: Entry, contest: PlanContest, lull: Lull, begun: float) -> bool:
         """Have calls decide until they pause or it is late; False where what serves was exchanged meanwhile."""
-        try:
-            while not _told(contest):
-                if entry.contest is not contest:
-                    return False
-                if self.plans.closed or lull.lasts() or _late(contest, begun, live=True):
-                    break
-            return True
-        finally:
+        rare = (
+            not self._await_calls(entry, contest, lull, begun, time.monotonic() + RARE_S)
+            and contest.answered_s < RARE_SHARE * RARE_S
+        )
+        with service().others_meanwhile() if rare else nullcontext():
+            self._await_calls(entry, contest, lull, begun, float("inf"))
+            same = entry.contest is contest or contest.trial is not None
             entry.close(contest)
+        return same
+
+    def _await_calls(self, entry: Entry, contest: PlanContest, lull: Lull, begun: float, until: float) -> bool:
+        """Until calls have decided, pause, or have had their time; False where nothing of that came by `until`."""
+        while not _decided_soon(contest) and entry.contest is contest:
+            if self.plans.closed or lull.lasts() or _late(contest, begun, live=True):
+                break
+            if time.monotonic() >= until:
+                return False
+        return True
 
     def _pause(self, lull: Lull) -> None:
         if self.plans.settings.capture != "inline":
@@ -136,12 +151,12 @@ class Judge:
         """Until calls have shown something of tier 0 and the model's own code, pause, or have had their time."""
         lull, until = Lull(), time.monotonic() + BASELINE_S
         while entry.contest is contest and not self.plans.closed:
-            enough = contest.rounds >= BASELINE_ROUNDS or _told(contest)
+            enough = contest.rounds >= BASELINE_ROUNDS or _decided_soon(contest)
             if enough or lull.lasts() or time.monotonic() >= until:
                 break
 
 
-def _told(contest: PlanContest) -> bool:
+def _decided_soon(contest: PlanContest) -> bool:
     """Whether calls have decided, after a short wait."""
     with background_priority.waiting():
         return contest.over.wait(WAIT_S)
@@ -158,13 +173,13 @@ def _handicap(entry: Entry, contest: PlanContest) -> float:
     return min(1.0, entry.own_ratio or 1.0) if contest.own else 1.0
 
 
-def glance(
+def screen(
     old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], seen: Sequence[tuple[float, float]],
     computing: Computing = nullcontext,
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds of both, beside whatever goes on: each has run before. Calls that take long need not run once more to show it."""
     took = [min((s[side] for s in seen), default=float("inf")) for side in (0, 1)]
-    if seen and max(took) >= LONG_S:
+    if seen and max(took) >= (SCREENED_S if len(seen) >= SCREENED_ROUNDS else LONG_S):
         return took[0], took[1]
     took = [float("inf"), float("inf")]
     with torch.no_grad(), computing():

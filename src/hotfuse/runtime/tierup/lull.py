@@ -60,7 +60,7 @@ class Lull:
             yield
             return
         in_flight, before, whole = calls_in_flight(), self._calls(), team.has_every_core()
-        with team.beside_calls(in_flight, at_least):
+        with team.in_background(in_flight, at_least):
             if whole:
                 self._await_next(before + in_flight)
             yield

@@ -26,7 +26,7 @@ from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.packing import MOSTLY_LIVE, MaskPacker, PackedRun, Padded
 from hotfuse.runtime.tierup.device_padding import device_packed_plan
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
-from hotfuse.runtime.tierup.packing_share import crossing_share
+from hotfuse.runtime.tierup.packing_share import break_even_share
 from hotfuse.simplify import simplify
 from hotfuse.specialize.packing import Packing, packed_graph
 from hotfuse.specialize.row_demands import CannotPack
@@ -165,10 +165,10 @@ def paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> fl
     to the share from which on a padded plan is likely to be the faster one, which is a tenth below where lines were seen to meet.
     """
     with torch.no_grad():
-        return _crossing(packer, packed, padded, call)
+        return _break_even(packer, packed, padded, call)
 
 
-def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
+def _break_even(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
     everything = list(call)
     everything[packer.mask] = torch.full_like(call[packer.mask], packer.packing.mask.live)
     few, all_ = packer(call), packer(everything)
@@ -182,7 +182,7 @@ def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float
         lambda: padded(*call), lambda: packed(*call, *few), lambda: packed(*everything, *all_)
     ]  # fmt: skip
     before, some, whole = least_times(runs)
-    return crossing_share(before, some, whole, packer.share(call))
+    return break_even_share(before, some, whole, packer.share(call))
 
 
 def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
@@ -218,7 +218,8 @@ def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limi
     )
 
     def counted() -> BetCount:
-        return BetCount(run.calls, run.why_not.total() + run.unread, outgrown=0.0 if compiled else run.mostly_live)
+        missed, outgrown = run.why_not.total() + run.unread, 0.0 if compiled else run.mostly_live
+        return BetCount(run.calls, missed, outgrown=outgrown, values=(packing.mask.name,))
 
     return composed(graph, run, "packed", about, (fast, plan), counters=counters, begin=run.begin,
                     counts=(AttemptKey(PADDING), counted))

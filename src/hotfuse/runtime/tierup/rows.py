@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 
-from hotfuse.base.events import EvidenceValue
+from hotfuse.base.events import EvidenceValue, Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.branches import control_name
 from hotfuse.profile.predict import ALL
@@ -35,6 +35,7 @@ from hotfuse.runtime.tierup.tier2 import (
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, recurring
 from hotfuse.specialize import table
 from hotfuse.specialize.branches import conditions
+from hotfuse.specialize.masks import all_alike
 from hotfuse.specialize.outcomes import SpecializationOutcomes
 from hotfuse.specialize.table import AttemptKey, branch_key, sizes_key
 
@@ -126,8 +127,15 @@ def _open_mask(context: AttemptContext, site: Site, entry: Entry) -> Proposal | 
     if found is None:
         return None
     layer = found.layer
-    attempt = partial(add_layer, context, site, entry, layer, layer.key, {"mask": layer.name}, found.accuracy,
-                      partial(layer.holds, graph))  # fmt: skip
+
+    def attempt() -> Attempt | None:
+        if all_alike(graph, layer.name, layer.number) is None:
+            said = "the graph is the same without it"
+            context.refuse(entry, layer.key, Why.UNPROMISING, said, row=table.OPEN_MASK, mask=layer.name)
+            return None
+        return add_layer(context, site, entry, layer, layer.key, {"mask": layer.name}, found.accuracy,
+                         partial(layer.holds, graph))  # fmt: skip
+
     evidence = {"mask": layer.name, "all": layer.number, "accuracy": round(found.accuracy, 3), "samples": found.samples}
     return Proposal(layer.key, MASK_SAVES, found.accuracy, attempt, evidence)
 

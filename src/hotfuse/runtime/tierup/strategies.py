@@ -7,7 +7,7 @@
 | library | the slowest partition by the library's kernels, all else as it was |
 | threads | the slowest partition on the calling thread alone |
 
-Whatever is built is proven and raced as any plan is (`runtime.tierup.improve`); the outcome moves the promise of the strategy.
+What is built is proven and raced as any plan is (`runtime.tierup.attempt_runner`); the outcome moves the promise of the strategy.
 """
 
 from __future__ import annotations

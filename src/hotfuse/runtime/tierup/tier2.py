@@ -181,7 +181,7 @@ def with_padded_calls(context: AttemptContext, site: Site, entry: Entry) -> Atte
     try:
         padded_traffic(entry.baseline.graph, entry.weights, entry.samples.several(BET_ON), ignore_outputs=_ignores(context))
     except NotPadded:
-        return fused(context, entry, lambda _unfinished: None)
+        return fused(context, entry, lambda _unfinished: lambda: None)
     except CannotPack:  # cannot be: the plan that serves does
         pass
     return without_padding(context, site, entry, key=PADDED_CALLS)

@@ -22,7 +22,9 @@ MANY_CALLS, LOOKS_PER_S = 4096, 256
 LOOKS_SHARE = 0.005
 """Part of the calls' time that looks may take, once calls are many."""
 FEWEST = 24
-"""Sampled calls without which nothing is said to recur."""
+"""Sampled calls without which nothing is said to recur; and, of a plan with many calls, one look in so many weighs what may pay.
+Weighing takes several times as long as all else that a look does, and what it rests on (what was sampled, calls that were kept,
+outcomes of races) changes twice a second."""
 SHARE = 0.2
 """Part of the calls that one size must have to be compiled for."""
 PREDICTABLE = 0.8
@@ -49,6 +51,11 @@ def interval(calls: int, steady: int, seconds: float = 1.0, look_s: float = 0.0)
         seconds = max(seconds, 1e-7)
         return max(steady, int(1 / (LOOKS_PER_S * seconds)), int(look_s / (LOOKS_SHARE * seconds)))
     return 1 if calls < 8 else min(steady, max(2, calls // 8))
+
+
+def weighs(calls: int, looks: int) -> bool:
+    """Whether this look, the last of so many at a plan of so many calls, weighs what may pay: every one at first."""
+    return calls < MANY_CALLS or looks % FEWEST == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Two ways to answer calls, in turns: two calls in a row of one thread and of one kind make a round.
+"""Two plans that answer calls in turns: two calls in a row of one thread and of one kind make a round.
 
 Threads that call at the same time, and calls of other sizes, take other times: each has rounds of its own. Who goes first is drawn,
 so that traffic with a period of its own favours neither. A thread's first call by a new plan finds its memory cold and is no part

@@ -24,7 +24,7 @@ def variables_of(code: types.CodeType) -> frozenset[str] | None:
     """
     found: set[str] = set()
     steps = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
-    steps += steps[-1:] * 2  # whoever looks behind a read finds the end
+    steps += steps[-1:] * 2  # padding: a look behind a read finds the end
     for at, step in enumerate(steps):
         if step.argval in NAMES and step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST":
             if (name := _variable(steps, at)) is None:

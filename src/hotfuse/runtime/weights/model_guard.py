@@ -121,7 +121,7 @@ class ModelGuard:
         self._given = False
         self._tagged: Sequence[tuple[dict[Any, Any], int]] = ()
         """Dicts and their tags when all that is in them was as in the snapshot."""
-        self._settled = {id(d): d for d, _ in names if isinstance(d, dict) and _installed(d)}
+        self._installed_dicts = {id(d): d for d, _ in names if isinstance(d, dict) and _installed(d)}
         """Variables of libraries: nothing happens to them as a rule, so that a tag speaks for all. Those that something happens to
         are looked up one by one from then on."""
         self.native: bool | str = False
@@ -185,7 +185,7 @@ class ModelGuard:
         """The dicts whose tags tell of changes, and their tags now; empty where there are none."""
         from hotfuse.native import model_guard
 
-        dicts = [*self._dicts, *self._values.environment, *list(self._settled.values())]
+        dicts = [*self._dicts, *self._values.environment, *list(self._installed_dicts.values())]
         return list(zip(dicts, model_guard.tags(dicts), strict=False))
 
     def _take_functions(self) -> None:
@@ -198,8 +198,8 @@ class ModelGuard:
         versions = dict(zip(map(id, self._versioned), self._versions, strict=True))
         places = list(zip(self._owners, self._keys, self._held, strict=True))
         tagged = self._tagged
-        settled = self._settled.keys() & {id(d) for d, _ in tagged}
-        outside = [(d, k, v) for d, k, v in places[self._inside :] if id(d) not in settled]
+        installed = self._installed_dicts.keys() & {id(d) for d, _ in tagged}
+        outside = [(d, k, v) for d, k, v in places[self._inside :] if id(d) not in installed]
         return Noted(
             [d for d, _ in tagged] or self._dicts,
             [*places[: self._inside], *self._methods],
@@ -244,8 +244,8 @@ class ModelGuard:
         if change is WeightChange.NONE:
             before = {id(d): tag for d, tag in self._tagged}
             for key in [id(d) for d, tag in tagged if before.get(id(d), tag) != tag]:
-                self._settled.pop(key, None)
-            kept = {id(d) for d in (*self._dicts, *self._values.environment)} | self._settled.keys()
+                self._installed_dicts.pop(key, None)
+            kept = {id(d) for d in (*self._dicts, *self._values.environment)} | self._installed_dicts.keys()
             self._tagged = [(d, tag) for d, tag in tagged if id(d) in kept]
             self._note()
         return self._with_memory(change)

@@ -253,7 +253,7 @@ class Originals:
                 f"{0 if table is None else table.steps} calls and {self.limit_ns * 1e-9:g} s; {self.noticed} were noticed")
 
     def after_fork(self) -> None:
-        """In a forked child: whoever held the lock is in the parent."""
+        """In a forked child: the thread that held the lock is in the parent."""
         self._lock = threading.Lock()
 
 

@@ -2,7 +2,7 @@
 
 A plan with generated kernels reads packed copies of most weights; the originals are read only when a call falls back, when a plan
 is made, or by the user. After such a plan is deployed, the memory of the originals that it does not read is given back to the
-system (`machine.pages`): whoever reads them later, for whatever reason, finds them bit by bit as they were.
+system (`machine.pages`): a later read, for whatever reason, finds them bit by bit as they were.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults: what a call's data asked for does not exist. Native code counts them; whoever entered it looks.
+"""Faults: what a call's data asked for does not exist. Native code counts them; its caller looks.
 
     before = faults.count()
     enter(...)

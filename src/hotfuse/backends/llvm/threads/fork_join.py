@@ -11,7 +11,7 @@ A kernel that is called alone is a run of its own. Forks ask for more or fewer t
 threads that a smaller region leaves over, and makes new ones for the next larger one, some tens of microseconds each.
 
 The runtime's threads look at memory for some milliseconds (8 where a pause takes 27 ns) before they let their core go. That is
-right while each has a core of its own. Where the system has put two of them on one core, whoever runs looks for the other, which
+right while each has a core of its own. Where the system has put two of them on one core, the running one looks for the other, which
 stands behind it in the queue, and the shortest kernel takes those milliseconds. So
 
     the first thread    notes its core, and does not go to the runtime's join before all others have begun
@@ -43,8 +43,8 @@ OPENMP = ("GOMP_parallel_start", "GOMP_parallel_end", "omp_get_thread_num", "omp
 """What there has to be of an OpenMP runtime."""
 EVERY_NS = 2_000_000
 SPINS = 1 << 12
-"""Looks before a thread sleeps: a tenth of a millisecond, about what being woken costs. With fewer, whoever waits for one that is
-just waking falls asleep too, and so on in turns; and whoever else wants the core takes it for a whole slice of time."""
+"""Looks before a thread sleeps: a tenth of a millisecond, about what being woken costs. With fewer, a thread that waits for one
+just waking falls asleep too, and so on in turns; and another process takes the core for a whole slice of time."""
 BETWEEN_SPINS = 1 << 14
 """The same between the forks of a run: what one thread does meanwhile takes longer, and being woken would come on top of it."""
 _CPUS = 1024

@@ -359,7 +359,7 @@ def _prepare_lstm(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
     def call(x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
         return made.call(x, w.transpose(1, 2), r.transpose(1, 2), b, *rest[:4])  # their sizes are all that is read of w and r
 
-    return Prepared(call, made.bytes)
+    return Prepared(call, made.bytes, f"{made.note}, widened from bytes" if made.note else "")
 
 
 @onnx_op("DynamicQuantizeLSTM", domain=_MS, prepare=_prepare_lstm)

@@ -31,7 +31,7 @@ def float_ends(index: StepIndex) -> tuple[ProgramStep, ...]:
     instead: dict[int, ProgramStep] = {}
     gone: set[int] = set()
     for step in index.steps:
-        if (told := _told(index, step)) is None:
+        if (told := _layer_of(index, step)) is None:
             continue
         scales, weight, bias = told
         before, behind = _before(index, step), _behind(index, step)
@@ -48,7 +48,7 @@ def float_ends(index: StepIndex) -> tuple[ProgramStep, ...]:
     return tuple(replace(s, ins=tuple(renamed.get(i, i) for i in s.ins)) for s in left)
 
 
-def _told(index: StepIndex, step: ProgramStep) -> tuple[LayerScales, Tensor, Tensor | None] | None:
+def _layer_of(index: StepIndex, step: ProgramStep) -> tuple[LayerScales, Tensor, Tensor | None] | None:
     """Scales, weights (outputs, inputs) and bias of a layer of bytes with constant weights; None for other steps."""
     matmul = is_op(step, "QLinearMatMul")
     if not (matmul or is_op(step, "QGemm")) or len(step.ins) != (8 if matmul else 9) or len(step.outs) != 1:

@@ -105,7 +105,7 @@ def byte_zero(value: Any, dtype: torch.dtype | None) -> tuple[int, torch.dtype] 
     return (int(at), value.dtype) if at is not None and value is not None and value.dtype in QUANTIZED else None
 
 
-def _told(inputs: Sequence[Any]) -> list[Any]:
+def _scale_and_zero(inputs: Sequence[Any]) -> list[Any]:
     """Scale and zero point."""
     return [*inputs[1:], None][:2]
 
@@ -114,7 +114,7 @@ def prepare_quantize(
     ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any], plain: Callable[..., Any]
 ) -> Prepared | None:
     """`QuantizeLinear` of floats into bytes with one constant scale; `plain` takes whatever else a call brings."""
-    scale, zero = _told(inputs)
+    scale, zero = _scale_and_zero(inputs)
     if isinstance(scale, Varies) or isinstance(zero, Varies) or set(attrs) - {"axis", "saturate"} or not available():
         return None
     found = byte_zero(zero, torch.uint8)
@@ -135,7 +135,7 @@ def prepare_dequantize(
     ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any], plain: Callable[..., Any]
 ) -> Prepared | None:
     """`DequantizeLinear` of bytes with one constant scale."""
-    scale, zero = _told(inputs)
+    scale, zero = _scale_and_zero(inputs)
     if not isinstance(inputs[0], Varies) or isinstance(scale, Varies) or isinstance(zero, Varies):
         return None
     if set(attrs) - {"axis"} or not available():

@@ -39,7 +39,7 @@ class BytesOfTwo:
         self._op, self._a, self._b, self._y, self._relu = op, a, b, y, relu
         flips = [128 if side.dtype is torch.int8 else 0 for side in (a, b)]
         low, high = LIMITS[y.dtype]
-        self._told = (
+        self._arguments = (
             flips[0], a.zero + flips[0], a.scale, flips[1], b.zero + flips[1], b.scale,
             0.0 if relu else float("-inf"), y.scale, y.zero, low, high,
         )  # fmt: skip
@@ -57,13 +57,13 @@ class BytesOfTwo:
             if a.stride() == b.stride():
                 y = torch.empty_like(a, dtype=self._y.dtype)
                 run = native.added if self._op == "Add" else native.multiplied
-                run(a.data_ptr(), b.data_ptr(), y.data_ptr(), *self._told, a.numel())
+                run(a.data_ptr(), b.data_ptr(), y.data_ptr(), *self._arguments, a.numel())
                 return y
         whole = _OPERATORS[self._op](dequantized(a, self._a.scale, self._a.zero), dequantized(b, self._b.scale, self._b.zero))
         return quantized(whole.relu_() if self._relu else whole, self._y.scale, self._y.zero, self._y.dtype)
 
 
-def _told(of: Scaled) -> ByteScale:
+def _byte_scale(of: Scaled) -> ByteScale:
     return ByteScale(float(of.scale), int(of.zero), of.zero.dtype)
 
 
@@ -83,7 +83,8 @@ def sums_of_bytes(index: StepIndex) -> tuple[ProgramStep, ...]:
         a, b = (index.scaled(index.made_by.get(slot), DEQUANTIZE) for slot in inner.ins)
         if a is None or b is None or not a.single or not b.single or {a.slots[0], b.slots[0]} & index.constants:
             continue
-        instead[id(end)] = _step(end, inner, BytesOfTwo(inner.node.op, _told(a), _told(b), _told(y), relu=bool(between)), (a, b))
+        scales = (_byte_scale(a), _byte_scale(b), _byte_scale(y))
+        instead[id(end)] = _step(end, inner, BytesOfTwo(inner.node.op, *scales, relu=bool(between)), (a, b))
         gone.update(id(s) for s in (*between, inner))
     return tuple(instead.get(id(s), s) for s in index.steps if id(s) not in gone)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.frontends.onnx.packed_lstm import PackedLstm, packed
+from hotfuse.frontends.onnx.packed_lstm import NOT_PACKED, PACKED, PackedLstm, packed
 from hotfuse.frontends.onnx.registry import Ctx, DataDependent, Prepare, Prepared, Varies, onnx_op
 from hotfuse.ops import one_step
 
@@ -179,7 +179,8 @@ def _prepare(kind: str) -> Prepare:
         params = [ps if made is None else [] for ps, made in zip(params, in_order, strict=True)]
         fn = {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
         held = [*(t for ps in params for t in ps), *in_order]
-        return Prepared(partial(fn, _Ready(ctx, params, in_order), **attrs), sum(t.nbytes for t in held if t is not None))
+        note = "" if kind != "LSTM" else NOT_PACKED if None in in_order else PACKED
+        return Prepared(partial(fn, _Ready(ctx, params, in_order), **attrs), sum(t.nbytes for t in held if t is not None), note)
 
     return prepare
 

@@ -39,7 +39,7 @@ aten = torch.ops.aten
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _CONVERTIBLE = _FLOATS | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 _LEAST_SIZE = 2
-"""Of a computed size that depends on inputs: torch takes 0 and 1 for cases of their own, and so does whoever reads the graph."""
+"""Of a computed size that depends on inputs: torch takes 0 and 1 for cases of their own, and so do readers of the graph."""
 Size = Any
 """An int or a SymInt."""
 

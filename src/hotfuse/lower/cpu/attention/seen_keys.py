@@ -36,6 +36,8 @@ MIN_KEYS = 64
 """Fewer keys are not worth looking for."""
 MIN_HEADS = 4
 """Heads that share the look at a mask: with fewer it would take a twentieth of the time that all keys take."""
+BEGINS, ENDS = "keys_begin", "keys_end"
+"""Memory of a kernel that looks at its mask."""
 _ROWS = 4
 """Rows that are added up at once."""
 
@@ -57,6 +59,11 @@ def pays(a: Attention) -> bool:
     return abs(a.scale) <= 1 and not _moves(a.mask.rows, 1)
 
 
+def leaves_keys_out(text: str) -> bool:
+    """Whether a kernel, by its text, looks at its mask for keys to leave out."""
+    return f"shared {BEGINS}:" in text and f"shared {ENDS}:" in text
+
+
 def find_keys(b: KernelBuilder, a: Attention, t: AttentionTiling) -> SeenKeys:
     """Look at the mask."""
     assert a.mask is not None
@@ -64,7 +71,7 @@ def find_keys(b: KernelBuilder, a: Attention, t: AttentionTiling) -> SeenKeys:
     panels = expr("ceildiv", a.queries, t.panel) if a.mask.per_query else 1
     lines = a.batch if by_batch else 1
     count = expr("max", 1, expr("*", lines, panels))
-    found = SeenKeys(b.shared("begins", DType.I64, (count,)), b.shared("ends", DType.I64, (count,)), panels, by_batch)
+    found = SeenKeys(b.shared(BEGINS, DType.I64, (count,)), b.shared(ENDS, DType.I64, (count,)), panels, by_batch)
     with b.parallel("span", expr("*", lines, panels)) as span:
         batch, panel = (span.var, 0) if panels == 1 else (expr("//", span.var, panels), expr("%", span.var, panels))
         first = expr("*", panel, t.panel)

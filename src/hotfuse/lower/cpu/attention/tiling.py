@@ -21,7 +21,7 @@ NARROWER = 0.05
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiling:
-    """One way to cut attention."""
+    """A tiling of attention."""
 
     lanes: int
     registers: int

@@ -36,9 +36,9 @@ from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
 
 _USUAL = 64
-"""An extent that is known only at run time, when a way is chosen."""
+"""An extent that is known only at run time, when a tiling is chosen."""
 _GAIN = 0.8
-"""A way with fewer products must be estimated to take at most this share of the plain way's time."""
+"""Winograd's products must be estimated to take at most this share of the plain convolution's time."""
 _MOST_GROWTH = 4.0
 """Most that rounding errors may grow, next to plain sums."""
 _NEAR = 8.0
@@ -75,7 +75,7 @@ class WinogradTiling:
 
 
 def cut(core: Core, down: Axis | None, across: Axis, images: Dim, inputs: int, outputs: int) -> WinogradTiling | None:
-    """The way that takes least time, if one is worth it."""
+    """The tiling that takes least time, if one is worth it."""
     if core.lean:
         return None  # transformed weights take two to four times the memory
     axes = [a for a in (down, across) if a is not None]

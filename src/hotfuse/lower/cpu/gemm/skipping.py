@@ -9,7 +9,7 @@
     else:
       the product as it always is
 
-A row of zeros, of either sign, has sums of +0 with weights that are finite, which whoever builds such a kernel sees to. NaN is not
+A row of zeros, of either sign, has sums of +0 with weights that are finite, which the builder of such a kernel checks. NaN is not
 zero. The limit is a word of memory, so that who serves can move it, or switch the search off, without another kernel; the two
 words behind it count how often each side ran.
 """

@@ -14,7 +14,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.distinct_rows import DistinctRows, DistinctRowsRun, distinct_rows
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
-from hotfuse.runtime.tierup.packing_share import crossing_share
+from hotfuse.runtime.tierup.packing_share import break_even_share
 from hotfuse.runtime.tierup.padding import least_times
 from hotfuse.simplify import simplify
 from hotfuse.specialize.distinct_rows import batch_of, rowwise
@@ -76,8 +76,9 @@ class DistinctRowsLayer(Layer):
         def counters() -> dict[str, int]:
             return {"distinct_calls": run.held, "distinct_missed": run.missed, "distinct_unread": run.unread}
 
+        rows = tuple(graph.inputs[i].name for i in found.inputs)
         return composed(graph, run, "distinct rows", said, (some, other), counters=counters, begin=run.begin,
-                        counts=(self.key, lambda: BetCount(run.held, run.missed + run.unread)))  # fmt: skip
+                        counts=(self.key, lambda: BetCount(run.held, run.missed + run.unread, values=rows)))  # fmt: skip
 
 
 def _paying_share(run: DistinctRowsRun, call: Call, kinds: DistinctRows) -> float:
@@ -88,4 +89,4 @@ def _paying_share(run: DistinctRowsRun, call: Call, kinds: DistinctRows) -> floa
         before, some, whole = least_times(
             [lambda: run.whole(*call), lambda: run.run(call, kinds), lambda: run.run(call, everything)]
         )
-    return crossing_share(before, some, whole, len(kinds.first) / rows)
+    return break_even_share(before, some, whole, len(kinds.first) / rows)

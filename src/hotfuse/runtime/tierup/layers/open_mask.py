@@ -13,7 +13,6 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.profile.predict import ALL
-from hotfuse.runtime.observe.points import masks
 from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.partition_guard import guarded
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed, filtered
@@ -59,8 +58,11 @@ class OpenMaskLayer(Layer):
             return {"mask_hits": guard.hits, "mask_misses": sum(guard.misses.values())}
 
         said = f"where {self.key.about}: {len(less.nodes)} nodes instead of {len(graph.nodes)}; else as before"
-        return composed(graph, guard, "guarded", said, (fast, other), counters=counters,
-                        counts=(self.key, lambda: BetCount(guard.hits, sum(guard.misses.values()))))  # fmt: skip
+
+        def counted() -> BetCount:
+            return BetCount(guard.hits, sum(guard.misses.values()), values=(self.name,))
+
+        return composed(graph, guard, "guarded", said, (fast, other), counters=counters, counts=(self.key, counted))
 
 
 def _at(graph: Graph, name: str) -> int:
@@ -83,10 +85,13 @@ class OpenMask:
 def open_mask(
     graph: Graph, facts: Facts, expected: Predictable, calls: Sequence[Call], refused: Callable[[AttemptKey], bool]
 ) -> OpenMask | None:
-    """A mask worth a plan without it; `calls` are kept ones, `refused` says what was tried before or serves."""
-    masking = masks(graph)
+    """A mask that may be worth a plan without it; `calls` are kept ones, `refused` says what was tried before or serves.
+
+    Asked on the call path, so it goes through no graph: a value of which something is expected here is one that others depend on as
+    a mask (`runtime.observe.points`), and whether the graph is smaller without it the attempt finds out.
+    """
     for i, v in enumerate(graph.inputs):
-        if v.name not in masking or not isinstance(v.type, TensorType) or v.type.dtype not in _MASKS:
+        if not isinstance(v.type, TensorType) or v.type.dtype not in _MASKS:
             continue
         seen = expected(v.name)
         dense = any(isinstance(f, Dense) and f.input == i and f.order is None and f.yes for f in facts)
@@ -96,6 +101,6 @@ def open_mask(
         if not shown:  # no kept call is of that kind, or what it shows is a mask that hides everything
             continue
         layer = OpenMaskLayer(v.name, shown)
-        if not refused(layer.key) and all_alike(graph, v.name, shown) is not None:
+        if not refused(layer.key):
             return OpenMask(layer, seen[1], seen[2])
     return None

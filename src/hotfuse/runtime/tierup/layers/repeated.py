@@ -52,8 +52,12 @@ class RepeatedLayer(Layer):
         run = RepeatedInputs(takes, kept.run, rest.run, whole.run)
         said = (f"keeps what depends on {self.key.about} alone: {len(cut.kept.nodes)} of {len(graph.nodes)} nodes run where"
                 " these inputs change")  # fmt: skip
+
+        def counted() -> BetCount:
+            return BetCount(run.hits, run.misses + run.passed, run.saved_s, values=self.names)
+
         return composed(graph, run, "kept results", said, (kept, rest, whole), counters=run.counters, begin=run.begin,
-                        counts=(self.key, lambda: BetCount(run.hits, run.misses + run.passed, run.saved_s)))  # fmt: skip
+                        counts=(self.key, counted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import hotfuse
 from hotfuse import Settings
 from hotfuse.cli import app
+from hotfuse.runtime.observe.obstacle_log import AFTER_S, MOST_TOLD, ObstacleLog, advice, headline, logger
 from hotfuse.runtime.observe.summary import speed
-from hotfuse.runtime.observe.telling import AFTER_S, MOST_TOLD, Teller, advice, headline, logger
 from hotfuse.torch_backend import explain_compiled
 from tests.races import kernels_win, slow_library
 
@@ -44,7 +44,7 @@ def log() -> Iterator[list[str]]:
 
 def test_a_reason_is_told_once_after_some_seconds_of_calls(log: list[str]) -> None:
     now, reasons = [100.0], list[str]()
-    teller = Teller("net", lambda: reasons, clock=lambda: now[0])
+    teller = ObstacleLog("net", lambda: reasons, clock=lambda: now[0])
     reasons.append("hotfuse.CaptureError: the model cannot be sent\n  because: cannot pickle 'lock'\n  try:     take it out")
     teller.below()
     assert not log, "the first call is no news"
@@ -62,7 +62,7 @@ def test_a_reason_is_told_once_after_some_seconds_of_calls(log: list[str]) -> No
 
 def test_seldom_calls_are_no_traffic(log: list[str]) -> None:
     now = [0.0]
-    teller = Teller("net", lambda: ["a reason"], clock=lambda: now[0])
+    teller = ObstacleLog("net", lambda: ["a reason"], clock=lambda: now[0])
     for _ in range(50):
         now[0] += 2 * AFTER_S
         teller.below()
@@ -82,7 +82,7 @@ def test_a_model_that_cannot_be_captured_is_told_of_with_its_reason(log: list[st
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.from_numpy(np.sort(x.numpy()))
 
-    monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
+    monkeypatch.setattr("hotfuse.runtime.observe.obstacle_log.AFTER_S", 0.0)
     with torch.no_grad(), hotfuse.jit(Sorts().eval(), settings=INLINE) as fast:
         for _ in range(30):
             fast(torch.ones(4, 3))
@@ -96,7 +96,7 @@ def test_arguments_that_cannot_be_described_are_told_of(log: list[str], monkeypa
         def forward(self, x: torch.Tensor, lock: object) -> torch.Tensor:
             return x + 1
 
-    monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
+    monkeypatch.setattr("hotfuse.runtime.observe.obstacle_log.AFTER_S", 0.0)
     with torch.no_grad(), hotfuse.jit(Odd().eval(), settings=INLINE) as fast:
         for _ in range(10):
             fast(torch.ones(3), threading.Lock())
@@ -104,7 +104,7 @@ def test_arguments_that_cannot_be_described_are_told_of(log: list[str], monkeypa
 
 
 def test_what_gradients_keep_in_the_models_own_code_is_told_of(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
+    monkeypatch.setattr("hotfuse.runtime.observe.obstacle_log.AFTER_S", 0.0)
 
     class Views(nn.Module):
         def __init__(self) -> None:
@@ -125,7 +125,7 @@ def test_what_gradients_keep_in_the_models_own_code_is_told_of(log: list[str], m
 def test_nothing_is_told_of_a_model_that_reaches_tier_1_or_was_switched_off(
     log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
+    monkeypatch.setattr("hotfuse.runtime.observe.obstacle_log.AFTER_S", 0.0)
     slow_library(monkeypatch)
     kernels_win(monkeypatch)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)

@@ -1,11 +1,11 @@
-"""What predictions leave undecided: worth a measurement where the best reading of them would pay for the look.
+"""Exploration: which candidates that predictions leave undecided are worth a measurement.
 
     reading   predictions miss two variants of a thing alike, and rooflines have arithmetic hide what memory takes; where the two
               take turns instead, bytes that no longer travel are won although a roofline says that they cost nothing
-    worth     at best a candidate saves more than a contest can tell from noise, and the look is paid back within so many calls
-    budget    what all looks of one graph may take; a bandit says which come first: kinds that often won, much for little time
+    worth     at best a candidate saves more than a contest can tell from noise, and enough calls pay the measurement back
+    budget    the time of all measurements of one graph; a bandit says which come first: kinds that often won, much for little
 
-Whoever predicts well needs no looks: they are taken only where contests are held anyway.
+A predictor that does well needs no exploration: it happens only where contests are held anyway.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MIN_GAIN = 0.02
 LUCK = 2.0
 """Standard deviations that a candidate may turn out better: one in forty does."""
 PAYBACK_CALLS = 10_000
-"""Calls within which a look has to be paid back by what a candidate saves at best."""
-LOOK_S = 0.12
+"""Calls within which a measurement has to be paid back by what a candidate saves at best."""
+CONTEST_S = 0.12
 """What a contest takes, beside building what it needs."""
 BUDGET_S = 0.3
-"""Seconds of looks for one graph."""
+"""Seconds of measurements for one graph."""
 
 
 def budget() -> Budget:
@@ -31,7 +31,7 @@ def budget() -> Budget:
 
 
 def arm(kind: str) -> str:
-    """What a bandit remembers the outcomes of such looks by: they are no promises."""
+    """What a bandit remembers the outcomes of explorations by: they are no promises."""
     return f"{kind}, a look"
 
 

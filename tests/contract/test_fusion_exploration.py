@@ -11,7 +11,7 @@ import pytest
 from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.kernel_cache import kernel_cache
-from hotfuse.fusion import looking
+from hotfuse.fusion import exploration
 from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Planned
 from hotfuse.fusion.explain import lines
 from hotfuse.fusion.forecast import RooflinePredictor
@@ -65,14 +65,14 @@ def test_what_was_looked_at_is_shown_before_other_refusals() -> None:
 
 
 def test_looks_end_with_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "BUDGET_S", looking.LOOK_S / 2)
+    monkeypatch.setattr(exploration, "BUDGET_S", exploration.CONTEST_S / 2)
     contest = Verdict(1e-4)
     (choice,) = tiling(planned(WIDE, contest))
     assert not contest.held and not choice.accepted and "no time is left for a look" in choice.because
 
 
 def test_looks_that_calls_never_pay_back_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "PAYBACK_CALLS", 10)
+    monkeypatch.setattr(exploration, "PAYBACK_CALLS", 10)
     contest = Verdict(1e-4)
     (choice,) = tiling(planned(WIDE, contest))
     assert not contest.held and not choice.looked and not choice.accepted
@@ -87,17 +87,17 @@ def test_what_cannot_be_built_is_not_looked_at() -> None:
 def test_outcomes_of_looks_are_remembered_apart_from_promises() -> None:
     ready = FusionPlanner(RooflinePredictor(CorePeaks()), kernel_cache().core)
     planned(WIDE, Verdict(-1e-4), bandit=ready.bandit)
-    assert list(ready.bandit.arms) == [looking.arm("tiling")] and ready.bandit.trust(looking.arm("tiling")) < 1
+    assert list(ready.bandit.arms) == [exploration.arm("tiling")] and ready.bandit.trust(exploration.arm("tiling")) < 1
     assert ready.bandit.trust("tiling") == 1
 
 
 def test_hope_is_the_best_reading_of_a_prediction() -> None:
     before, after = PredictedCost(1e-3, 0.0, 0.0, 0, exposed=3e-4), PredictedCost(1.05e-3, 0.0, 0.0, 0, exposed=1e-4)
     won = gain(before, after, "latency", 1)
-    assert looking.hope(before, after, won) == pytest.approx(1.5e-4), "what memory takes, if nothing hides it"
-    assert looking.hope(replace(before, exposed=0.0), replace(after, exposed=0.0), won) == pytest.approx(-0.5e-4)
+    assert exploration.hope(before, after, won) == pytest.approx(1.5e-4), "what memory takes, if nothing hides it"
+    assert exploration.hope(replace(before, exposed=0.0), replace(after, exposed=0.0), won) == pytest.approx(-0.5e-4)
     unsure = Gain(won.mean, 1e-4)
-    assert looking.hope(before, after, unsure) == pytest.approx(1.5e-4 + looking.LUCK * 1e-4)
+    assert exploration.hope(before, after, unsure) == pytest.approx(1.5e-4 + exploration.LUCK * 1e-4)
 
 
 @pytest.mark.parametrize(("best", "uses", "cost_s", "want"), [
@@ -107,4 +107,4 @@ def test_hope_is_the_best_reading_of_a_prediction() -> None:
     (1e-4, 4, 2.0, True),
 ])  # fmt: skip
 def test_a_look_is_worth_its_time(best: float, uses: int, cost_s: float, want: bool) -> None:
-    assert looking.undecided(best, uses, 1e-3, cost_s) is want
+    assert exploration.undecided(best, uses, 1e-3, cost_s) is want

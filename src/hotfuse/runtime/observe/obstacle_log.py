@@ -1,4 +1,4 @@
-"""One line on the log for whatever keeps a model's calls below tier 1: logger `hotfuse`, once a reason, with what to do about it.
+"""One line on the log for each obstacle between a model and tier 1: logger `hotfuse`, once a reason, with what to do about it.
 
 `explain()` says the same and more, but only to those who ask. A model that is still being captured or compiled is no news; one that
 will stay as it is, after some seconds of calls, is.
@@ -48,7 +48,7 @@ def headline(reason: str) -> str:
     return ((lines[0] if lines else "no reason is known") + (f" ({because})" if because else ""))[:300]
 
 
-class Teller:
+class ObstacleLog:
     """Tells of one model."""
 
     def __init__(self, name: str, reasons: Callable[[], Iterable[str]], clock: Callable[[], float] = time.monotonic) -> None:

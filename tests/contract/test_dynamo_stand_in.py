@@ -8,10 +8,10 @@ import sys
 SCRIPT = """
 import inspect, sys
 import torch
-from hotfuse.frontends.spared import DYNAMO, UnloadedModule, spare_dynamo, spare_no_more, spared
+from hotfuse.frontends.dynamo_stand_in import DYNAMO, UnloadedModule, install_stand_in, remove_stand_in, stand_in_installed
 
 assert DYNAMO not in sys.modules
-spare_dynamo()
+install_stand_in()
 import hotfuse.compile.requests as requests
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
@@ -27,13 +27,13 @@ module = OnnxModule(load(helper.make_model(helper.make_graph(nodes, "g", [given]
 x = torch.randn(3, 4)
 want = torch.softmax(x, -1) * x
 assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu")])(x)[0], want)
-assert spared() and isinstance(sys.modules[DYNAMO], UnloadedModule), "a file with sizes that are numbers needs no Dynamo"
+assert stand_in_installed() and isinstance(sys.modules[DYNAMO], UnloadedModule), "a file with fixed sizes needs no Dynamo"
 inspect.getmodule(inspect.currentframe())  # looks at every module
-assert spared()
+assert stand_in_installed()
 assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)
 assert not isinstance(sys.modules[DYNAMO], UnloadedModule), "symbols need it"
-spare_no_more()
-assert not spared()
+remove_stand_in()
+assert not stand_in_installed()
 assert torch._dynamo is sys.modules[DYNAMO] and torch._dynamo.config is sys.modules[DYNAMO + ".config"]
 print("done")
 """

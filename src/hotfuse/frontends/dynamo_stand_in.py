@@ -33,7 +33,7 @@ class UnloadedModule(ModuleType):
         self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # whoever looks through all modules, and every import, asks
+        if name.startswith("__"):  # every import asks, and so do loops over all modules
             raise AttributeError(name)
         if self.__name__ == INDUCTOR and find_spec(f"{INDUCTOR}.{name}") is not None:
             raise AttributeError(name)  # a part that nobody has imported; an import that asks goes on to do it
@@ -90,19 +90,19 @@ def _validates() -> bool:
     return bool(sizes_config.translation_validation) and loaded(VALIDATOR).translation_validation_enabled()
 
 
-def spared() -> bool:
+def stand_in_installed() -> bool:
     """Whether anything stands in for what is not loaded."""
     return any(isinstance(sys.modules.get(name), UnloadedModule) for name in (DYNAMO, INDUCTOR, VALIDATOR))
 
 
-def spare_no_more() -> None:
+def remove_stand_in() -> None:
     """Load what was stood in for, if anything was: Python code of a model may ask for all of it."""
     for name in (DYNAMO, INDUCTOR, VALIDATOR):
         if isinstance(sys.modules.get(name), UnloadedModule):
             loaded(name)
 
 
-def spare_dynamo() -> None:
+def install_stand_in() -> None:
     """From now on, where it is not loaded yet. For workers: nothing is compiled by Dynamo there."""
     answers = {DYNAMO: {"disable": _disable}, INDUCTOR: {}, VALIDATOR: {"translation_validation_enabled": _validates}}
     for name, known in answers.items():

@@ -1,4 +1,4 @@
-"""When not to look: after several looks in a row that were in vain nobody looks for a while, and longer each time."""
+"""Exponential backoff of checks: after several checks in a row that failed none is made for some calls, twice as many each time."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from hotfuse.base.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)
-class Rest:
-    """Of one plan that asks each call whether its bet holds. Takes no lock: a lost update moves one look."""
+class Backoff:
+    """Of one plan that asks each call whether its bet holds. Takes no lock: a lost update moves one check."""
 
     patience: int = 8
-    """Looks in vain in a row that begin a rest."""
+    """Failed checks in a row that begin a pause."""
     first: int = 8
-    """Calls of the first rest."""
+    """Calls of the first pause."""
     most_doubled: int = 4
     left: int = 0
-    """Calls of this rest that are still to come: whoever asks counts them down."""
+    """Calls of this pause that are still to come: the caller counts them down."""
     in_vain: int = 0
     doubled: int = 0
 
     def missed(self) -> None:
-        """A look was in vain."""
+        """A check failed."""
         self.in_vain += 1
         if self.in_vain >= self.patience:
             self.left = self.first << self.doubled
             self.doubled = min(self.doubled + 1, self.most_doubled)
-            self.in_vain = self.patience - 1  # the next one in vain is enough
+            self.in_vain = self.patience - 1  # the next failure is enough
 
     def held(self) -> None:
         """The bet held: patience begins anew."""

@@ -1,0 +1,40 @@
+"""How loops along rows are cut into vectors: what lowering decides by (`lower.cpu`), and what the performance model counts by
+(`hpm.work`, `hpm.cuts`, `hpm.passes`). `tests/contract/test_hpm_counts.py` holds both to each other.
+
+Formulas take numbers and columns of numbers alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FUNCTIONS = {
+    "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "log10"),
+    "sigmoid": ("sigmoid", "silu", "softplus", "mish", "log_sigmoid"),
+    "tanh": ("tanh", "elu", "selu", "celu"),
+    "erf": ("gelu", "erf", "erfc"),
+    "root": ("sqrt", "rsqrt", "reciprocal", "div", "true_divide", "floor_divide", "remainder", "fmod"),
+    "special": ("sin", "cos", "tan", "sinh", "cosh", "pow", "hypot", "logaddexp", "xlogy", "logit"),
+}  # fmt: skip
+"""Functions of single elements, by the code that they become: polynomials with a power of two, those with a division behind
+them, and so on; divisions and roots are instructions."""
+CODE_OF = {f"aten.{op}": code for code, ops in FUNCTIONS.items() for op in ops}
+"""By the operator's packet."""
+HEAVY = frozenset({*CODE_OF, "lower.decay"})
+"""Ops that cost much more than reading their result from a cache would."""
+LIGHT_VECTORS, HEAVY_VECTORS = 4, 2
+"""Vectors of one step; fewer where functions fill the registers (`HEAVY`)."""
+KEPT_BYTES = 256 * 1024
+"""Size of a row up to which a pass keeps what the next one would have to compute again."""
+SOFTMAX_CACHE_PART = 64
+"""A row of a softmax that three rows share a loop in is at most this part of the second-level cache."""
+
+
+def step_vectors(*, heavy: bool) -> int:
+    """Vectors of one step of a loop."""
+    return HEAVY_VECTORS if heavy else LIGHT_VECTORS
+
+
+def fits_three_rows(width: Any, lanes: Any, l2: Any) -> Any:
+    """Whether a lone softmax of rows this wide has three of them in hand at a time (`lower.cpu.softmax_rows`)."""
+    return (width >= HEAVY_VECTORS * lanes) & (SOFTMAX_CACHE_PART * width <= l2)

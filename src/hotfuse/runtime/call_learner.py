@@ -1,0 +1,122 @@
+"""What is learned from calls that are looked at: their times and sizes, who is faster of two, and what is due in the background.
+
+The engine answers such a call (`Engine._looked_at`); nothing here is part of the answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from hotfuse.base.debug import CALLS, say
+from hotfuse.native.call_context import Around
+from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
+from hotfuse.runtime.observe.obstacle_log import ObstacleLog
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.serve.answering import Turn
+from hotfuse.runtime.serve.gradients import Gradients
+from hotfuse.runtime.site import Entry, Site
+from hotfuse.runtime.tierup.audit import Audit
+from hotfuse.runtime.tierup.improve import Improver
+from hotfuse.runtime.tierup.own_code import compare, decided, rest
+from hotfuse.runtime.tierup.tiers import interval
+
+DISPATCHES = 9
+"""Times that finding a plan is measured."""
+
+
+class CallLearner:
+    """Of one engine."""
+
+    def __init__(
+        self, plans: Plans, gradients: Gradients, improver: Improver | None, obstacles: ObstacleLog, context: Callable[[], Around],
+        harden: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._plans, self._gradients, self._improver, self._obstacles = plans, gradients, improver, obstacles
+        self._settings, self._log = plans.settings, plans.log
+        self._context = context
+        """What asks for what is around a call, as it is just now."""
+        self._harden = harden
+        """Has that compiled; the first hot call asks for it."""
+        self.concurrency = Concurrency()
+
+    def _dispatch_s(self, site: Site, entry: Entry, leaves: Sequence[torch.Tensor]) -> float:
+        """What a call in a plan takes before the plan runs: measured on a real call, once, and again when it is asked natively."""
+        seconds, native = entry.dispatch_s
+        cache, watch, gradients = site.cache(entry.grad_mode), self._plans.watch, torch.is_grad_enabled()
+        if cache is not None and (not seconds or native is not cache.table.native):
+            table, around = cache.table, self._context()
+            times: list[float] = []
+            for _ in range(DISPATCHES):
+                begin = time.perf_counter()
+                around()
+                table.select(*leaves)
+                if watch is not None:
+                    watch.unchanged()
+                if gradients:
+                    self._gradients.link(entry.links, watch, leaves)
+                times.append(time.perf_counter() - begin)
+            seconds = median(times)
+            entry.dispatch_s = (seconds, table.native)
+        return seconds
+
+    def compared(
+        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, look_s: float
+    ) -> None:
+        """A call was half of a round, and took so long; looking at it took `look_s` besides."""
+        judge = turn.of
+        if turn.answers is not None and (entry.reference(judge.version) is None if isinstance(judge, Audit) else judge.own):
+            spent += self._dispatch_s(site, entry, leaves)
+        if isinstance(judge, Audit):
+            if judge.took(entry.calls, turn.key, turn.side, spent, look_s):
+                self._plans.withdraw_slower(site, entry, judge)
+            entry.next_look = min(entry.next_look, max(judge.at, entry.calls + 1))
+            return
+        judge.took(turn.key, turn.side, spent)
+        if judge.trial is not None and judge is entry.contest and judge.new is entry.baseline:
+            decided(entry, judge, judge.trial, self._log, self._plans.model.name)
+
+    def learn(
+        self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor], signature: Signature, spent: float, since: int,
+        *, answered: bool,
+    ) -> None:  # fmt: skip
+        """From a call that took so long, the first to be looked at of so many; `answered` by a plan."""
+        number = entry.calls
+        self.concurrency.note(calls_in_flight())
+        if not plan.tier:
+            self._obstacles.below()
+        entry.heat += since
+        entry.seconds += spent * since
+        after = interval(entry.heat, self._settings.watch_rate, spent, entry.look_s)
+        entry.next_look = min(number + after, max(number + 1, entry.sampler.at))
+        if self._settings.debug >= CALLS:
+            entry.next_look = number + 1
+            say(CALLS, CALLS, lambda: f"call {number} of {self._plans.model.name}: tier {plan.tier}, {spent * 1e6:.1f} us")
+        if entry.repeats.note(number, leaves):
+            entry.next_look = number + 1
+        entry.samples.note(signature, leaves, fits=entry.balance is None or (answered and entry.samples.real))
+        entry.callers.note(threading.get_ident())
+        if self._improver is not None:
+            self._improver.consider(site, entry, plan)
+        compare(entry, self._settings)
+        if entry.heat >= self._settings.hot_calls:
+            watch = self._plans.watch
+            watching = watch.hardening_jobs() if watch is not None else ()
+            for job in (*site.hardening_jobs(), *watching, *self._gradients.hardening_jobs()):
+                self._plans.in_background(job)
+            self._harden()
+        if self._plans.examiner.due(entry):
+            entry.examining = True
+            self._plans.in_background(lambda: self._plans.examiner.look(entry))
+        if (audit := entry.audit_of(plan, signature)) is not None:
+            entry.next_look = min(entry.next_look, max(audit.at, number + 1))
+        if entry.contest is not None:  # behind all that set it: every call is looked at
+            entry.next_look = 0
+        elif entry.own and plan is entry.baseline:
+            rest(site, entry, spent)

@@ -1,0 +1,164 @@
+# pyright: reportPrivateUsage=false
+# A tensor's version has no public name.
+"""Models whose calls change their own buffers: calls show which those are, and they become arguments (`frontends.lifted_state`).
+
+A capture that ends because the model writes a buffer has the next calls looked at: buffers whose versions changed are the model's
+state. From then on an engine serves the model with them in front of its arguments. Its plans compute on what the buffers hold and
+write them back when all results are there, so calls follow each other: where a second thread calls meanwhile, the model's own code
+answers from there on, as it would without us.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from hotfuse.base.events import Action, Why
+from hotfuse.frontends.lifted_state import LiftedState, Owner, writable_state
+from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.serve.effects import is_small, same_bits
+
+MAX_LOOKS = 8
+"""Calls that are looked at for what they change, behind each capture that ended so."""
+MAX_LIFTED = 3
+"""Sets of buffers that are tried: a call may change some, and another one more."""
+
+Lift = Callable[[LiftedState], Engine]
+
+
+class BufferBefore:
+    """A buffer before a call."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name, self.tensor = name, tensor
+        self._version = tensor._version
+        self._copy = tensor.clone() if is_small(tensor) else None
+
+    def changed(self) -> bool:
+        """Whether it was written since; torch's batch norm writes its statistics without counting that."""
+        return self.tensor._version != self._version or (self._copy is not None and not same_bits(self.tensor, self._copy))
+
+
+class StateServing:
+    """Serves a model; `serve` is what answers calls now."""
+
+    def __init__(self, target: Any, plain: Engine, lift: Lift) -> None:
+        self._target = target
+        self._plain = plain
+        self._lift = lift
+        self.engine = plain
+        """What serves now."""
+        self.serve: Callable[[tuple[Any, ...], dict[str, Any]], Any] = plain.serve
+        self._model: LiftedState | None = None
+        self._tried: list[frozenset[str]] = []
+        self._looks = 0
+        self._owners: list[Owner] = []
+        self._generation = -1
+        self._turn = threading.RLock()
+        plain.undecided = lambda: self.serve != plain.serve
+        _ALL.add(self)
+
+    def changes_itself(self) -> None:
+        """A capture ended because the model writes what is its own: look at the next calls."""
+        if not isinstance(self._target, nn.Module) or len(self._tried) >= MAX_LIFTED or self._plain.plans.closed:
+            self._give_up("it changes more than its buffers hold, or in another way")
+            return
+        self._looks = 0
+        self.serve = self._observed
+
+    def after_fork(self) -> None:
+        """In a forked child: a call under way is in the parent."""
+        self._turn = threading.RLock()
+
+    def close(self) -> None:
+        """Later calls run the model's own code."""
+        self.serve = self._plain.serve
+        self._plain.close()
+        self.engine.close()
+
+    def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call with the model's own code, and see what it changes."""
+        if is_compiling():
+            return self._plain.serve(args, kwargs)
+        with self._turn:
+            before = [BufferBefore(name, t) for name, t in writable_state(self._target).items()]
+            result = self._plain.serve(args, kwargs)
+            now = dict(self._target.named_buffers())
+            changed = frozenset(b.name for b in before if now.get(b.name) is b.tensor and b.changed())
+            self._looks += 1
+            known = self._tried[-1] if self._tried else frozenset[str]()
+            if changed - known and not torch.is_grad_enabled() and self.serve == self._observed:
+                self._serve_with(changed | known)
+            elif self._looks >= MAX_LOOKS:
+                self._give_up("gradients are enabled" if changed - known else "no further buffer of it was seen to change")
+            return result
+
+    def _serve_with(self, state: frozenset[str]) -> None:
+        """Have an engine serve the model with these buffers as arguments."""
+        self._tried.append(state)
+        self._let_go()
+        model = LiftedState(self._target, tuple(sorted(state)))
+        model.training = self._target.training
+        self._model, self._generation = model, -1
+        self.engine = self._lift(model)
+        self._plain.log.decide(Action.NOTICE, Why.STATEFUL, self._plain.model.name, state=", ".join(model.places)[:200],
+                               what="what a call changes is an argument and a result of the graph from here on")  # fmt: skip
+        self.serve = self._with_state
+
+    def _with_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call with the model's state in front of its arguments."""
+        if is_compiling():
+            return self._plain.serve(args, kwargs)
+        turn = self._turn
+        if not turn.acquire(blocking=False):
+            with turn:  # what is under way writes its results first
+                self._give_up("several threads call it at once, and each call begins with what the one before it left")
+            return self._plain.serve(args, kwargs)
+        try:
+            engine = self.engine
+            if self._generation != engine.plans.generation and not self._find():
+                return self._plain.serve(args, kwargs)
+            return engine.serve((*[owner[name] for owner, name in self._owners], *args), kwargs)
+        finally:
+            turn.release()
+
+    def _find(self) -> bool:
+        """Where the state is, in the model as it is now; False where it is no more."""
+        if self._model is None:
+            return False
+        try:
+            self._owners, self._generation = self._model.owners(), self.engine.plans.generation
+        except (AttributeError, KeyError) as e:
+            self._give_up(f"it has no buffer {e} any more")
+            return False
+        return True
+
+    def _give_up(self, because: str) -> None:
+        """The model's own code answers from here on."""
+        if self.engine is not self._plain or self.serve != self._plain.serve:
+            self._plain.log.decide(Action.KEEP, Why.STATEFUL, self._plain.model.name, because=because)
+        self.serve = self._plain.serve
+        self._let_go()
+
+    def _let_go(self) -> None:
+        engine, self.engine, self._model = self.engine, self._plain, None
+        if engine is not self._plain:
+            engine.close()
+
+
+_ALL: weakref.WeakSet[StateServing] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for serving in list(_ALL):
+        serving.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
