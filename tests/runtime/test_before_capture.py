@@ -21,7 +21,7 @@ from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.serve.answering import turn_of
 from hotfuse.runtime.site import CallGroup
 from hotfuse.runtime.tierup import lull as lull_module
-from hotfuse.runtime.tierup import proof
+from hotfuse.runtime.tierup import proof, tiers
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.lull import NEXT_S, Lull
 
@@ -30,24 +30,22 @@ def module() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, 16)).eval()
 
 
+@pytest.mark.parametrize("calls", [40, tiers.MANY_CALLS + 100])  # few, and so many that most looks weigh nothing
 @torch.inference_mode()
-def test_a_plan_that_calls_waited_for_is_improved_without_another_call() -> None:
+def test_a_plan_that_calls_waited_for_is_improved_without_another_call(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = module(), torch.randn(4, 32)
+    go, learn = threading.Event(), GraphAdmission._capture_and_deploy
+
+    def held(self: GraphAdmission, *args: Any) -> None:
+        assert go.wait(120)
+        learn(self, *args)
+
+    monkeypatch.setattr(GraphAdmission, "_capture_and_deploy", held)
     with hotfuse.jit(model) as fast:
-        fast(x)
-        for _ in range(5000):  # all of them before the capture is done, or nearly so
+        for _ in range(calls):
             fast(x)
-            if fast.stats()["captures"] and fast.stats()["plans"]:
-                break
-        until = time.monotonic() + 120
-        tried: list[dict[str, object]] = []
-        while not tried and time.monotonic() < until:
-            fast.wait(30)
-            found = fast.explain().to_dict()["decisions"]
-            tried = [d for d in found if d["action"] in ("deploy", "refuse") and d["evidence"].get("tier") == 1]
-            if not fast.stats()["plans"]:  # calls ended before the capture did
-                fast(x)
-        assert tried
+        go.set()
+        until(lambda: any(d.evidence.get("tier") == 1 for d in fast._engine.log.decisions))  # pyright: ignore[reportPrivateUsage]
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
 
 

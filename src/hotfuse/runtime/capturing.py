@@ -31,6 +31,7 @@ from hotfuse.runtime.samples import snapshot
 from hotfuse.runtime.serve.effects import Before, shares_memory
 from hotfuse.runtime.serve.gradients import Gradients, opens_graph, requires
 from hotfuse.runtime.serve.other_paths import PathBalance, fits
+from hotfuse.runtime.serve.own_effects import transformed
 from hotfuse.runtime.site import CallGroup, Entry, Site
 from hotfuse.runtime.tally import ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile
@@ -339,6 +340,12 @@ class Capturer:
             return None
         if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
             self._log.count("lazy_inputs")
+            return None
+        if transformed():  # its tensors are more than they show, and what they hold cannot be read
+            if "calls_in_transforms" not in self._log.counts:
+                because = "calls inside of a function transform (torch.func) run the model's own code"
+                self._log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self._model.name, because=because)
+            self._log.count("calls_in_transforms")
             return None
         if odd := [t for t in leaves if t.layout is not torch.strided or t.is_nested]:
             if "inputs_of_other_layouts" not in self._log.counts:

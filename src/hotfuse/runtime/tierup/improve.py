@@ -170,7 +170,8 @@ class Improver:
             self._considering.release()
 
     def _consider(self, site: Site, entry: Entry, plan: Plan, threads: int) -> None:
-        if not weighs(entry.heat, entry.samples.taken):
+        begins = plan is entry.baseline and TIER1 not in entry.refused and not entry.improving
+        if not begins and not weighs(entry.heat, entry.samples.taken):  # a first plan waits for no further look
             self._notice_sides(entry)
             return
         settings = self._plans.settings
