@@ -236,14 +236,16 @@ def test_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch, parts: P
     assert run.bytes == 0 and run.hits == 0 and made.count("whole") >= 40
 
 
-def test_bits_decide(parts: Parts) -> None:
-    run, y = parts.run, torch.zeros(3)
+@pytest.mark.parametrize("step", [1, 2])  # in a row, and with gaps
+def test_bits_decide(parts: Parts, step: int) -> None:
+    run, y = parts.run, -torch.zeros(3)  # which leaves the sign of what is added to it
     for _ in range(kept_results.TIMED):
         run(y + 7, y)
     zero, nan = torch.zeros(3), torch.full((3,), float("nan"))
-    for x in (zero, -zero, nan, zero, -zero, nan):
+    for numbers in (zero, -zero, nan, zero, -zero, nan):
+        x = torch.zeros(3 * step)[::step].copy_(numbers)
         got = run(x, y)[0]
-        assert torch.equal(torch.signbit(got + y * 0), torch.signbit(x * 2 + y)) or got.isnan().all()
+        assert torch.equal(torch.signbit(got), torch.signbit(x * 2 + y)) or got.isnan().all()
     assert run.misses == 3 and run.hits == 3
     empty = torch.zeros(0)
     assert run(empty, empty)[0].shape == (0,) and run(empty, empty)[0].shape == (0,)
