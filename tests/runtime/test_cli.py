@@ -167,6 +167,18 @@ class Port:
         self.name, self.type, self.shape = name, kind, shape
 
 
+def test_integers_of_text_models_are_made_up_by_their_names() -> None:
+    named = ("input_ids", "attention_mask", "token_type_ids", "segment_ids")
+    ports = [Port(name, "tensor(int64)", ["b", "s"]) for name in named] + [Port("mask", "tensor(int32)", [])]
+    found = make_feeds(ports, {}, {"b": "50", "s": "16"}, seed=0).arrays
+    ids, mask, *segments, single = [found[p.name] for p in ports]
+    assert ids.max() > 2 and all(s.max() == 1 and s.min() == 0 for s in segments) and single.shape == ()
+    assert mask.shape == (50, 16) and mask[:, 0].all() and 0 < mask.mean() < 1, "ones, and then padding"
+    assert (np.diff(mask, axis=1) <= 0).all()
+    empty = make_feeds([Port("mask", "tensor(int64)", [2, 0])], {}, {}, seed=0).arrays["mask"]
+    assert empty.shape == (2, 0)
+
+
 def test_made_up_inputs_have_the_declared_types() -> None:
     kinds = {"float": "float32", "double": "float64", "float16": "float16", "int64": "int64", "uint8": "uint8"}
     kinds |= {"bool": "bool", "bfloat16": "bfloat16", "string": "object", "complex64": "complex64"}

@@ -32,6 +32,8 @@ _DTYPES: dict[str, Any] = {
     **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
 }
 _MAX_ELEMENTS = 1 << 31
+_SEGMENTS = ("token_type", "segment")
+"""What exporters call the input that says which of two texts a token belongs to."""
 
 
 class Declared(Protocol):
@@ -109,7 +111,7 @@ def make_feeds(declared: Sequence[Declared], given: Mapping[str, str], dims: Map
         if d.name in given:
             arrays[d.name], sources[d.name] = _filled(d.name, given[d.name], shape, dtype), given[d.name]
         else:
-            arrays[d.name], sources[d.name] = _random(rng, shape, dtype), "random"
+            arrays[d.name], sources[d.name] = _random(rng, d.name.lower(), shape, dtype), "random"
     return Feeds(arrays, bound, frozenset(chosen), sources)
 
 
@@ -188,12 +190,20 @@ def _filled(name: str, text: str, shape: tuple[int, ...], dtype: Any) -> Array:
         ) from e
 
 
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Normal floats; small non-negative integers, which are safe as indices; coin flips."""
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Normal floats; small non-negative integers, which are safe as indices; coin flips.
+
+    Integers of a text model mean something by their names: a mask has ones and then padding, and segments are two, of which
+    a table has no more rows.
+    """
     if dtype is np.bool_:
         return np.asarray(rng.integers(0, 2, shape)).astype(np.bool_)
     if dtype is np.object_:
         return np.full(shape, "hotfuse", dtype=object)
     if np.dtype(dtype).kind in "iu":
-        return np.asarray(rng.integers(0, 8, shape)).astype(dtype)
+        if "mask" in name and shape:
+            lengths = rng.integers(1, max(2, shape[-1] + 1), (*shape[:-1], 1))
+            return np.broadcast_to(np.arange(shape[-1]) < lengths, shape).astype(dtype)
+        most = 2 if any(word in name for word in _SEGMENTS) else 8
+        return np.asarray(rng.integers(0, most, shape)).astype(dtype)
     return np.asarray(rng.standard_normal(shape)).astype(dtype)
