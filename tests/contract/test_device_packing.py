@@ -1,4 +1,4 @@
-"""Packed rows as a device has them, on the host: what is made of a mask without a look at it, with room for more rows than live."""
+"""Packed rows as a device has them, on the host: what is made of a mask without a look at it, in buckets of more rows than live."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def truth(model: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     ("expanded", "expanded mean", False), ("lowest", "last", True), ("filled", "largest", False), ("indexed", "weighed", True),
     ("causal", "mean", False),
 ])  # fmt: skip
-def test_any_room_gives_what_the_model_gives(attends: str, pools: str, dynamic: bool) -> None:
+def test_any_bucket_gives_what_the_model_gives(attends: str, pools: str, dynamic: bool) -> None:
     model = PaddedEncoder(attends, pools=pools)
     packer, plan = packed(model, dynamic)
     asks = DevicePacker(packer)
@@ -88,8 +88,8 @@ def test_any_room_gives_what_the_model_gives(attends: str, pools: str, dynamic: 
         mask = inputs[packer.mask]
         live = int(asks.facts(*inputs)[0][0])
         assert live == round(packer.share(inputs) * mask.numel())
-        for room in sorted({live, min(live + 5, mask.numel()), mask.numel()}):
-            given = asks.made(mask, torch.zeros(room, dtype=torch.uint8))
+        for bucket in sorted({live, min(live + 5, mask.numel()), mask.numel()}):
+            given = asks.made(mask, torch.zeros(bucket, dtype=torch.uint8))
             torch.testing.assert_close(plan.run(*inputs, *given)[0].double(), truth(model, inputs), rtol=1e-4, atol=1e-5)
 
 
@@ -137,10 +137,10 @@ def test_what_is_made_is_what_the_host_makes() -> None:
 class Counting:
     """A recorded run on the host."""
 
-    rooms: list[int]
+    buckets: list[int]
 
     def __call__(self, *given: torch.Tensor) -> tuple[Any, ...]:
-        self.rooms.append(given[-1].shape[0])
+        self.buckets.append(given[-1].shape[0])
         return ("packed",)
 
     @property
@@ -157,7 +157,7 @@ def test_each_call_decides_by_its_own_mask() -> None:
     fast: Any = Counting([])
     run = DevicePackedRun(asks, 0.6, asks.facts, fast, lambda *_: ("padded",))
     ids, mask = batch(4, 40, 0.3)
-    assert run(ids, mask) == ("packed",) and run.live == int(mask.sum()) <= run.room == fast.rooms[0] == 64
+    assert run(ids, mask) == ("packed",) and run.live == int(mask.sum()) <= run.computed == fast.buckets[0] == 64
     full = torch.ones_like(mask)
     odd, empty, far = mask.clone(), mask.clone(), ids.clone()
     odd[0, 0] = 7
@@ -171,21 +171,21 @@ def test_each_call_decides_by_its_own_mask() -> None:
     assert run.calls == 1 and isinstance(packer((ids, odd)), Padded)
 
 
-def test_a_room_that_is_recorded_serves_slightly_smaller_calls() -> None:
+def test_a_bucket_that_is_recorded_serves_slightly_smaller_calls() -> None:
     packer, _ = packed(PaddedEncoder(pools="last"))
     run = DevicePackedRun(DevicePacker(packer), 1.0, lambda *_: ("asked",), Counting([]), lambda *_: ("padded",))  # type: ignore[arg-type]
-    assert [run.usual_room(n) for n in (1024, 960)] == [1024, 960]  # nothing is recorded yet
-    assert [run.usual_room(n) for n in (1024, 960)] == [1024, 1024]  # now the larger one is
-    assert [run.usual_room(n) for n in (896, 1088, 960)] == [896, 1088, 1024]  # too far, too small
-    assert [run.usual_room(n) for n in (896, 896)] == [896, 896]  # a capacity of its own all the same
+    assert [run.usual_bucket(n) for n in (1024, 960)] == [1024, 960]  # nothing is recorded yet
+    assert [run.usual_bucket(n) for n in (1024, 960)] == [1024, 1024]  # now the larger one is
+    assert [run.usual_bucket(n) for n in (896, 1088, 960)] == [896, 1088, 1024]  # too far, too small
+    assert [run.usual_bucket(n) for n in (896, 896)] == [896, 896]  # a capacity of its own all the same
 
 
-def test_the_room_of_generated_kernels_serves_calls_that_need_somewhat_less() -> None:
+def test_the_bucket_of_generated_kernels_serves_calls_that_need_somewhat_less() -> None:
     packer, _ = packed(PaddedEncoder(pools="last"))
     run = DevicePackedRun(
         DevicePacker(packer), 1.0, lambda *_: ("asked",), Counting([]), lambda *_: ("padded",), generated=1152  # type: ignore[arg-type]
     )
-    assert [run.usual_room(n) for n in (1152, 1088, 960, 960, 896, 1216)] == [1152, 1152, 1152, 1152, 896, 1216]
+    assert [run.usual_bucket(n) for n in (1152, 1088, 960, 960, 896, 1216)] == [1152, 1152, 1152, 1152, 896, 1216]
     assert usual_capacity([1024, 1152, 2048, 896]) == 1152 and usual_capacity([1024]) == 1024
 
 
@@ -215,14 +215,14 @@ def test_calls_like_the_last_ones_are_launched_before_their_masks_are_known() ->
         assert run(ids, mask(length)) == (8 * length, 512)
     assert (run.guessed, run.wrong) == (0, 0)
     assert run(ids, mask(61)) == (8 * 61, 512) and (run.guessed, run.wrong) == (1, 0)
-    assert run(ids, mask(70)) == (8 * 70, 576) and (run.guessed, run.wrong) == (1, 1), "it needs more room"
+    assert run(ids, mask(70)) == (8 * 70, 576) and (run.guessed, run.wrong) == (1, 1), "it needs a larger bucket"
     assert all(run(ids, mask(61))[1] == 512 for _ in range(2 * REMEMBERED)) and run.guessed > 1, "later there are guesses again"
     before = run.calls
     assert run(ids, full) == ("padded",) and run.calls == before and run.wrong == 2
     assert order.count("asked") == len(run.why_not) + run.calls
 
 
-def test_what_is_made_of_a_mask_stays_within_any_room() -> None:
+def test_what_is_made_of_a_mask_stays_within_any_bucket() -> None:
     packer, _ = packed(PaddedEncoder())
     packer = replace(packer, packing=replace(packer.packing, inputs=tuple(PackedInput)))
     for mask in (torch.ones(5, 13), torch.zeros(5, 13), torch.eye(5, 13)):
@@ -237,8 +237,8 @@ def test_what_is_made_of_a_mask_stays_within_any_room() -> None:
 def test_capacities_are_few_and_near() -> None:
     rows = 64 * 512
     found = {live: capacity(live, rows) for live in range(1, rows + 1, 7)}
-    assert all(live <= room <= max(live + 63, live * 17 / 16 + 1) and room <= rows for live, room in found.items())
-    assert len({room for live, room in found.items() if live >= rows // 2}) <= 17
+    assert all(live <= bucket <= max(live + 63, live * 17 / 16 + 1) and bucket <= rows for live, bucket in found.items())
+    assert len({bucket for live, bucket in found.items() if live >= rows // 2}) <= 17
     assert capacity(0, 0) == 1 and capacity(5, 5) == 5
 
 
@@ -256,12 +256,12 @@ def test_bounded_attention_is_packed_attention(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, hotfuse.packed_attention(q[:4], k, v, one, offsets, causal=True))
 
 
-def test_first_calls_of_many_capacities_share_the_room_that_kept_calls_fit_in() -> None:
+def test_first_calls_of_many_capacities_share_the_bucket_that_kept_calls_fit_in() -> None:
     """Each would have two calls kernel by kernel otherwise, which lost the race of a packed plan before any was recorded."""
     packer, _ = packed(PaddedEncoder(pools="last"))
     run = DevicePackedRun(
         DevicePacker(packer), 1.0, lambda *_: ("asked",), Counting([]), lambda *_: ("padded",), usual=1088  # type: ignore[arg-type]
     )
-    assert [run.usual_room(n) for n in (1024, 1088, 992, 1056)] == [1088] * 4
-    assert [run.usual_room(n) for n in (1152, 896)] == [1152, 896]  # too small, too far
+    assert [run.usual_bucket(n) for n in (1024, 1088, 992, 1056)] == [1088] * 4
+    assert [run.usual_bucket(n) for n in (1152, 896)] == [1152, 896]  # too small, too far
     assert run.used[1088] == 4

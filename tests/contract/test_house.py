@@ -1,4 +1,4 @@
-"""The house can be extended in one place: no import cycles, small rooms, one meaning a name, back ends behind a seam."""
+"""The house can be extended in one place: no import cycles, small folders, one meaning a name, back ends behind a seam."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_no_import_closes_a_cycle_not_even_a_lazy_one() -> None:
         pytest.fail(" <- ".join(e.args[1]))
 
 
-def test_rooms_are_small() -> None:
-    rooms = Counter(str(p.parent.relative_to(ROOT)) for p in TREES if p.name != "__init__.py")
-    assert {r: n for r, n in rooms.items() if n > MOST_MODULES} == {}
+def test_folders_are_small() -> None:
+    folders = Counter(str(p.parent.relative_to(ROOT)) for p in TREES if p.name != "__init__.py")
+    assert {f: n for f, n in folders.items() if n > MOST_MODULES} == {}
 
 
 def test_a_class_name_is_one_thing() -> None:

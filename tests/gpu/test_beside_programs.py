@@ -139,7 +139,7 @@ def test_other_threads_draw_wait_and_empty_caches_while_models_are_recorded() ->
     assert not errors and len(done) == 3, errors[:5]
 
 
-class Room:
+class FixedCache:
     def __init__(self, rows: int = 512) -> None:
         self.rows, self.kept = rows, torch.zeros(rows, 128, device="cuda")
         self.filled = torch.zeros((), dtype=torch.long, device="cuda")
@@ -152,11 +152,11 @@ class Continues(nn.Module):
         super().__init__()
         self.inner = block()
 
-    def forward(self, x: torch.Tensor, room: Room) -> Any:
+    def forward(self, x: torch.Tensor, cache: FixedCache) -> Any:
         y = self.inner(x)
-        room.kept.index_copy_(0, room.filled.reshape(1) % room.rows, y)
-        room.filled.add_(1)
-        return (y @ room.kept.T).softmax(-1) @ room.kept, room
+        cache.kept.index_copy_(0, cache.filled.reshape(1) % cache.rows, y)
+        cache.filled.add_(1)
+        return (y @ cache.kept.T).softmax(-1) @ cache.kept, cache
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -165,7 +165,7 @@ def test_what_a_call_writes_is_written_by_replays_where_it_lies(mode: Any) -> No
         model = Continues().cuda().eval()
         with hotfuse.jit(model, settings=SETTINGS) as fast:
             for _ in range(3):
-                mine, theirs = Room(), Room()
+                mine, theirs = FixedCache(), FixedCache()
                 for step in range(120):
                     x = torch.randn(1, 128, device="cuda")
                     got, back = fast(x, mine)

@@ -290,8 +290,8 @@ def test_what_a_recording_would_leave_out_is_refused_once(cls: type[Slow], why: 
     assert run.explain()["kinds"][0]["because"]
 
 
-class Room:
-    """A cache with room, as programs pass it around: it is written in place, and counts on the device."""
+class FixedCache:
+    """A cache of a fixed size, as programs pass it around: it is written in place, and counts on the device."""
 
     def __init__(self, rows: int = 64, longest: int = 64) -> None:
         self.longest, self.kept, self.filled = longest, torch.zeros(rows, 4), torch.tensor(0)
@@ -300,11 +300,11 @@ class Room:
 class Continues(Slow):
     """Adds a row to a cache and answers with all of them."""
 
-    def forward(self, x: torch.Tensor, room: Room) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: torch.Tensor, cache: FixedCache) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         y = super().forward(x)["y"]
-        room.kept.index_copy_(0, room.filled.reshape(1) % room.longest, y[:1])
-        room.filled.add_(1)
-        return {"y": y, "all": room.kept.sum(0), "cache": room}
+        cache.kept.index_copy_(0, cache.filled.reshape(1) % cache.longest, y[:1])
+        cache.filled.add_(1)
+        return {"y": y, "all": cache.kept.sum(0), "cache": cache}
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
@@ -315,7 +315,7 @@ def test_arguments_that_a_call_writes_are_written_by_replays_where_they_lie(*, i
         run, log = made(model, device)
         before = 0
         for again in range(3):  # each with a cache at another address
-            mine, theirs = Room(), Room()
+            mine, theirs = FixedCache(), FixedCache()
             version = None if inference else mine.kept._version  # pyright: ignore[reportPrivateUsage]
             for _ in range(RACED):
                 x = torch.randn(3, 4)
@@ -328,7 +328,7 @@ def test_arguments_that_a_call_writes_are_written_by_replays_where_they_lie(*, i
             if again:
                 assert run.counts["recorded"] == again + 1 and len(whys(log, Action.DEPLOY)) == 1  # no further race
         assert whys(log, Action.REFUSE) == []
-        other = Room(longest=32)  # a number that kernels were launched with
+        other = FixedCache(longest=32)  # a number that kernels were launched with
         run(torch.randn(3, 4), other)
         assert run.counts["replays"] == before and int(other.filled) == 1
 
@@ -337,12 +337,12 @@ def test_a_model_that_changed_leaves_the_callers_memory_to_its_own_code() -> Non
     device = OnCpu()
     model = Continues(device)
     run, _ = made(model, device)
-    room = Room()
+    cache = FixedCache()
     for _ in range(RACED):
-        run(torch.randn(3, 4), room)
+        run(torch.randn(3, 4), cache)
     model.inner.weight.data = torch.randn(4, 4)
-    run(torch.randn(3, 4), room)
-    assert int(room.filled) == RACED + 1
+    run(torch.randn(3, 4), cache)
+    assert int(cache.filled) == RACED + 1
 
 
 class WritesUnseen(Slow):
@@ -366,10 +366,10 @@ def test_writes_that_torch_does_not_show_are_seen() -> None:
 def test_written_arguments_that_never_lie_where_they_lay_are_given_up() -> None:
     device = OnCpu()
     run, log = made(Continues(device, 0.0), device)
-    held = [Room() for _ in range(MOST_PLACES + 8)]
-    for room in held:
-        run(torch.randn(3, 4), room)
-        assert int(room.filled) == 1
+    held = [FixedCache() for _ in range(MOST_PLACES + 8)]
+    for cache in held:
+        run(torch.randn(3, 4), cache)
+        assert int(cache.filled) == 1
     assert whys(log, Action.REFUSE) == [Why.STATEFUL] and run.counts["replays"] == 0
 
 
@@ -377,7 +377,7 @@ def test_what_is_written_and_read_through_another_argument_runs_the_models_own_c
     device = OnCpu()
     model = Continues(device)
     run, _ = made(model, device)
-    mine, theirs = Room(), Room()
+    mine, theirs = FixedCache(), FixedCache()
     for _ in range(RACED):
         run(torch.randn(3, 4), mine)
         model(torch.randn(3, 4), theirs)

@@ -3,7 +3,7 @@
     capture  simplify | bind  freeze  numbers | kernels( rules appends layouts groups order | normalize lower generate-code )
     runs( bridges drivers ) | link  parallel-branches                          and for tier 0: partitions  library
     on a device, behind bind: masks | recordings, or device-kernels( device-groups order | device-lower device-code ) record;
-    kernels-in-rooms where caches grow
+    kernels-on-static-caches where caches grow
 
 The engine runs it pass by pass, workers run captures and what stands within brackets, and `hotfuse show --stage` runs the same
 values up to the one it is asked for. What links and serves code that there is already is imported here; what has code compiled is
@@ -26,7 +26,7 @@ from hotfuse.compile.capturing import CAPTURE, SIMPLIFY
 from hotfuse.compile.freeze import WeightedGraph
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.ir.graph import Graph
-from hotfuse.pipeline.device import GENERATED, IN_ROOMS, MASKS, RECORDED
+from hotfuse.pipeline.device import GENERATED, MASKS, RECORDED, STATIC_CACHES
 from hotfuse.pipeline.host import BIND, PREPARE, TIER0, TIER1, within_kernels
 from hotfuse.pipeline.job import GraphKernels, GraphRuns, Job
 from hotfuse.pipeline.plans import Units, compile_tier0, compile_tier1, compile_units, remembered
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
     from hotfuse.fusion.groups import Group
 
 __all__ = [
-    "BIND", "BRANCHES", "CAPTURE", "GENERATED", "IN_ROOMS", "MASKS", "PASSES", "PREPARE", "RECORDED", "SIMPLIFY", "TIER0", "TIER1",
-    "GraphKernels", "GraphRuns", "Job", "Units", "compile_tier0", "compile_tier1", "compile_units", "graph_after", "remembered",
+    "BIND", "BRANCHES", "CAPTURE", "GENERATED", "MASKS", "PASSES", "PREPARE", "RECORDED", "SIMPLIFY", "STATIC_CACHES", "TIER0",
+    "TIER1", "GraphKernels", "GraphRuns", "Job", "Units", "compile_tier0", "compile_tier1", "compile_units", "graph_after",
+    "remembered",
 ]  # fmt: skip
 PASSES: tuple[Pass[Any, Any, Any], ...] = (CAPTURE, SIMPLIFY, BIND, *PREPARE, *TIER1)
 """From a model to a plan of kernels; tier 0 leaves it behind `bind` (`TIER0`)."""
 BRANCHES: Mapping[str, tuple[Pass[Any, Any, Any], ...]] = {
     "every target": PASSES[:3], "this machine's cores": PASSES[3:], "tier 0": TIER0, "a device, tier 1": RECORDED,
-    "a device, tier 2": GENERATED, "a device, tier 2, where caches grow": IN_ROOMS,
+    "a device, tier 2": GENERATED, "a device, tier 2, where caches grow": STATIC_CACHES,
 }  # fmt: skip
 """Every pass there is, by what it is for: they part behind `bind`."""
 

@@ -1,4 +1,4 @@
-"""The passes of a device: library kernels as recordings, generated kernels between them, caches in rooms."""
+"""The passes of a device: library kernels as recordings, generated kernels between them, static caches."""
 
 from __future__ import annotations
 
@@ -51,14 +51,16 @@ def _recordings(found: WeightedGraph, job: Job) -> Plan:
         run = backend.recorded(flat, device, in_background, _differ(job.settings))
         return replace(made, run=LateChecks(run), notes=(note, "data it rests on are read behind a call"), counters=run.counters)
     if read_in_any_strides(found.graph):
-        from hotfuse.runtime.serve.device_rooms import RoomedRun, roomed_library  # by models with caches alone
+        # Models with caches alone need it.
+        from hotfuse.runtime.serve.device_caches import StaticCacheRun, static_cache_library
 
         try:
-            rooms = RoomedRun(plan.run, roomed_library(found.graph, job.weights), backend.recorder(device, in_background),
-                              _differ(job.settings), in_background)  # fmt: skip
-            return replace(made, run=rooms, notes=(note, "its caches lie in rooms, and grow there"), counters=rooms.counters)
+            graphs = static_cache_library(found.graph, job.weights)
+            served = StaticCacheRun(plan.run, graphs, backend.recorder(device, in_background), _differ(job.settings), in_background)
+            grown = "its caches are static: they grow in place, in preallocated buffers"
+            return replace(made, run=served, notes=(note, grown), counters=served.counters)
         except CaptureError as e:
-            note = f"{note}; its caches do not lie in rooms: {e.because}"
+            note = f"{note}; its caches are not static: {e.because}"
     run = backend.recorded(plan.run, device, in_background, _differ(job.settings))
     return replace(made, run=run, notes=(note,), counters=run.counters, ahead=run.replayed)
 
@@ -92,29 +94,35 @@ def _record(made: GeneratedPlan, job: Job) -> Plan:
                    ahead=ahead, holds=memory_of(job.weights))
 
 
-def _kernels_in_rooms(found: WeightedGraph, job: Job) -> Plan:
-    """Kernels for steps whose caches lie in rooms, as many rows as short texts share; longer ones run on the library's."""
+def _kernels_on_static_caches(found: WeightedGraph, job: Job) -> Plan:
+    """Kernels for steps whose caches are static, of as many rows as short texts share; longer ones run on the library's."""
     from hotfuse.compile.device.fetch import generate
-    from hotfuse.compile.device.rooms import in_rooms
     from hotfuse.compile.device.rotations import turned
-    from hotfuse.runtime.serve.device_rooms import USUAL_ROWS, RoomedRun, capacity_for, roomed_library, sample_in_rooms
+    from hotfuse.compile.device.static_caches import with_static_caches
+    from hotfuse.runtime.serve.device_caches import (
+        USUAL_ROWS,
+        StaticCacheRun,
+        capacity_for,
+        static_cache_library,
+        static_cache_sample,
+    )
 
     device, backend = _device_of(found.graph)
     first = read_in_any_strides(found.graph)[0]
     rows = max(USUAL_ROWS, capacity_for(job.sample[first.input].shape[first.dim] + 1))
-    roomed, differ = in_rooms(found.graph, rows), _differ(job.settings)
+    static, differ = with_static_caches(found.graph, rows), _differ(job.settings)
     with torch.no_grad():
-        sample = sample_in_rooms(roomed, job.sample)
-    made = generate(turned(roomed.graph), job.weights, sample, job.settings, device, differ, job.stop)
+        sample = static_cache_sample(static, job.sample)
+    made = generate(turned(static.graph), job.weights, sample, job.settings, device, differ, job.stop)
     plan = _library_on(found, job)
-    run = RoomedRun(plan.run, roomed_library(found.graph, job.weights, {rows: made.run}), backend.recorder(device, in_background),
-                    differ, in_background, rows)  # fmt: skip
+    graphs = static_cache_library(found.graph, job.weights, {rows: made.run})
+    run = StaticCacheRun(plan.run, graphs, backend.recorder(device, in_background), differ, in_background, rows)
     artifacts = tuple(replace(a, backend="triton", source=made.source) for a in plan.artifacts)
 
     def counters() -> dict[str, int]:
         return {**run.counters(), "generated_kernels": len(made.kernels)}
 
-    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(f"its caches lie in rooms of {rows} rows", *made.notes),
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(f"its caches are static, of {rows} rows", *made.notes),
                    counters=counters, layers=(DEVICE_KERNELS,), holds=memory_of(job.weights))  # fmt: skip
 
 
@@ -152,5 +160,5 @@ GENERATED = (
     Pass("record", GeneratedPlan, Plan, _record),
 )
 """Tier 2 on a device: kernels for its sizes, and library kernels between them, replayed."""
-IN_ROOMS = (MASKS, Pass("kernels in rooms", WeightedGraph, Plan, _kernels_in_rooms, within=_within_device))
+STATIC_CACHES = (MASKS, Pass("kernels on static caches", WeightedGraph, Plan, _kernels_on_static_caches, within=_within_device))
 """The same where caches grow."""

@@ -23,7 +23,7 @@ from hotfuse.compile.value import ANY_DEMAND, GENERATE, Demand
 from hotfuse.compile.workers.service import sized
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
-from hotfuse.pipeline.device import GENERATED, IN_ROOMS, MASKS, RECORDED
+from hotfuse.pipeline.device import GENERATED, MASKS, RECORDED, STATIC_CACHES
 from hotfuse.pipeline.host import PREPARE, TIER0, TIER1, planned
 from hotfuse.pipeline.job import GraphRuns, Job, Progress, sizes_of
 from hotfuse.runtime.plan import Plan
@@ -53,7 +53,7 @@ def compile_units(
     """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
     if accelerator_of(graph) is not None:
         say(settings.debug, GRAPHS, lambda: show(graph))
-        generated = IN_ROOMS if read_in_any_strides(graph) else GENERATED
+        generated = STATIC_CACHES if read_in_any_strides(graph) else GENERATED
         steps = generated if demand is not None and GENERATE in demand.strategies else RECORDED
         return run_all(steps, WeightedGraph(graph, weights), Job(settings, weights, sample, stop=stop))
     begun: list[Compilation] = []

@@ -9,7 +9,7 @@ are copies of the first row until the first attention, nobody reads them, and no
 
 Where the last calls all needed nearly the same capacity, packed kernels are launched before the answers are there, and the device
 does not stand still meanwhile. If the answers then forbid it, these results are dropped, and the call is answered as without them:
-what is made of a mask stays within the room, whatever the mask is.
+what is made of a mask stays within the bucket, whatever the mask is.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ STEPS = 16
 """Capacities between a number and its double."""
 TO_RECORD = 2
 """Calls of a capacity after which it is recorded."""
-ROOM_SLACK = 8
-"""A room may be larger by this part of itself."""
+BUCKET_SLACK = 8
+"""A bucket may be larger by this part of itself."""
 GENERATED_SLACK = 6
-"""The same of the room that kernels were generated for: those save more than the rows that are computed for nobody."""
-MOST_ROOMS = 1024
+"""The same of the bucket that kernels were generated for: those save more than the rows that are computed for nobody."""
+MOST_BUCKETS = 1024
 REMEMBERED = 64
 """Packed calls whose capacities the next one is expected to stay within."""
 REST_AFTER_WRONG = 64
@@ -48,19 +48,19 @@ _FACTS = (Padded.EMPTY, Padded.NUMBERS, Padded.POSITION, Padded.INDEX, Padded.NO
 
 
 def capacity(live: int, rows: int) -> int:
-    """Rows that a recording for so many live ones has room for."""
+    """Rows that a recording for so many live ones has places for."""
     step = max(LEAST_ROWS, (1 << max(0, live.bit_length() - 1)) // STEPS)
     return max(1, min(rows, -(-live // step) * step))
 
 
-def usual_capacity(rooms: Sequence[int]) -> int:
+def usual_capacity(buckets: Sequence[int]) -> int:
     """What kernels are best made for: the first of these, or somewhat more where others need that."""
-    return max(n for n in rooms if n <= rooms[0] + rooms[0] // ROOM_SLACK)
+    return max(n for n in buckets if n <= buckets[0] + buckets[0] // BUCKET_SLACK)
 
 
-def least_generated(room: int) -> int:
-    """The least capacity whose calls take a room that kernels were generated for."""
-    return room - room // GENERATED_SLACK
+def least_generated(bucket: int) -> int:
+    """The least capacity whose calls take a bucket that kernels were generated for."""
+    return bucket - bucket // GENERATED_SLACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class DevicePacker:
         """Which rows live, [sequences, rows]."""
         return (mask == self.packer.packing.mask.live).reshape([mask.shape[i] for i in self.packer.axes])
 
-    def made(self, mask: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The further inputs for as many rows as there is room."""
-        live, t = self.live(mask.detach()), room.shape[0]
+    def made(self, mask: torch.Tensor, bucket: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The further inputs for as many rows as the bucket has."""
+        live, t = self.live(mask.detach()), bucket.shape[0]
         flat = live.reshape(-1)
         place = flat.cumsum(0) - 1
         every = torch.arange(flat.shape[0], device=mask.device)
@@ -160,19 +160,19 @@ class DevicePackedRun:
     ask: Run
     """`DevicePacker.facts`, recorded."""
     packed: RecordedRun
-    """Takes a call's inputs, and a tensor with as many elements as there is room for rows."""
+    """Takes a call's inputs, and a tensor with as many elements as the bucket has rows."""
     padded: Run
     generated: int = 0
-    """The room that kernels were generated for; 0: none."""
+    """The bucket that kernels were generated for; 0: none."""
     usual: int = 0
-    """The room that kept calls fit in: first calls share it, or each of many capacities would have two calls kernel by kernel, and
-    a race would be lost before any of them is recorded."""
-    rooms: dict[torch.device, torch.Tensor] = field(default_factory=dict[torch.device, torch.Tensor])
+    """The bucket that kept calls fit in: first calls share it, or each of many capacities would have two calls kernel by kernel,
+    and a race would be lost before any of them is recorded."""
+    buckets: dict[torch.device, torch.Tensor] = field(default_factory=dict[torch.device, torch.Tensor])
     calls: int = 0
     """Packed ones."""
     live: int = 0
     """Rows of these."""
-    room: int = 0
+    computed: int = 0
     """Rows that were computed for these."""
     used: Counter[int] = field(default_factory=Counter[int])
     """How often a capacity was taken."""
@@ -195,7 +195,7 @@ class DevicePackedRun:
 
     def begin(self) -> None:
         """Forget what calls have shown: from here on they are served."""
-        self.calls = self.live = self.room = self.unread = self.guessed = self.wrong = 0
+        self.calls = self.live = self.computed = self.unread = self.guessed = self.wrong = 0
         self.why_not.clear()
         self.rest.begin()
 
@@ -211,7 +211,7 @@ class DevicePackedRun:
             return self.padded(*inputs)
         answers = _soon(self.ask(*inputs)[0]) if mask.numel() else lambda: [0, 1]
         guess = self._guess()
-        early = self.packed(*inputs, self.room_for(mask, guess)) if guess and mask.numel() else None
+        early = self.packed(*inputs, self.bucket_for(mask, guess)) if guess and mask.numel() else None
         found = answers()
         why = self._padded_because(found, mask.numel())
         needs = capacity(found[0], mask.numel())
@@ -225,17 +225,17 @@ class DevicePackedRun:
             return self.padded(*inputs)
         self.rest.held()
         self.needed.append(needs)
-        rows = guess if fits else self.usual_room(needs)
+        rows = guess if fits else self.usual_bucket(needs)
         self.calls += 1
         self.live += found[0]
-        self.room += rows
+        self.computed += rows
         if early is not None and fits:
             self.guessed += 1
             return early
-        return self.packed(*inputs, self.room_for(mask, rows))
+        return self.packed(*inputs, self.bucket_for(mask, rows))
 
     def _guess(self) -> int:
-        """The room that the next call needs, as it seems; 0 where it has to be asked first."""
+        """The bucket that the next call needs, as it seems; 0 where it has to be asked first."""
         if self.guesses.left > 0:
             self.guesses.left -= 1
             return 0
@@ -243,31 +243,31 @@ class DevicePackedRun:
             return 0
         kept = list(self.needed)
         least, most = min(kept), max(kept)
-        rooms = [n for n, times in list(self.used.items()) if most <= n <= least + least // ROOM_SLACK and times > TO_RECORD]
-        return min(rooms, default=0)
+        buckets = [n for n, times in list(self.used.items()) if most <= n <= least + least // BUCKET_SLACK and times > TO_RECORD]
+        return min(buckets, default=0)
 
     def _padded_because(self, found: Sequence[int], rows: int) -> Padded | None:
         if found[0] > self.limit * rows:
             return Padded.SHARE
         return next((why for why, n in zip(_FACTS, found[1:], strict=False) if n), None)
 
-    def usual_room(self, rows: int) -> int:
-        """A somewhat larger room that calls have had often enough to be recorded, where this one has not been: one recording more
+    def usual_bucket(self, rows: int) -> int:
+        """A somewhat larger bucket that calls have had often enough to be recorded, where this one has not been: one recording more
         would take two calls kernel by kernel, and traffic around a capacity would need two of them for ever."""
         used = self.used
         if least_generated(self.generated) <= rows <= self.generated:
             rows = self.generated
         elif used[rows] < TO_RECORD:
-            larger = [n for n, times in used.items() if rows < n <= rows + rows // ROOM_SLACK and times >= TO_RECORD]
-            first = self.usual if rows <= self.usual <= rows + rows // ROOM_SLACK else rows
+            larger = [n for n, times in used.items() if rows < n <= rows + rows // BUCKET_SLACK and times >= TO_RECORD]
+            first = self.usual if rows <= self.usual <= rows + rows // BUCKET_SLACK else rows
             rows = min(larger, default=first)
-        if rows in used or len(used) < MOST_ROOMS:
+        if rows in used or len(used) < MOST_BUCKETS:
             used[rows] += 1
         return rows
 
-    def room_for(self, mask: torch.Tensor, rows: int) -> torch.Tensor:
+    def bucket_for(self, mask: torch.Tensor, rows: int) -> torch.Tensor:
         """Which capacity a recording is for shows by the size of an input: nobody reads what it holds."""
-        held = self.rooms.get(mask.device)
+        held = self.buckets.get(mask.device)
         if held is None or held.shape[0] < rows:
-            held = self.rooms[mask.device] = torch.zeros(mask.numel(), dtype=torch.uint8, device=mask.device)
+            held = self.buckets[mask.device] = torch.zeros(mask.numel(), dtype=torch.uint8, device=mask.device)
         return held[:rows]

@@ -26,7 +26,7 @@ from hotfuse.base.state import changes_nothing, contents, finish, take_after
 from hotfuse.base.structure import Spec, Taken, take_call
 from hotfuse.frontends.captured import Captured, DeadDraw, Warned
 from hotfuse.runtime.samples import snapshot
-from hotfuse.runtime.serve.kept_memory import kept_by_rooms
+from hotfuse.runtime.serve.kept_memory import kept_by_static_caches
 from hotfuse.runtime.tierup.verify import COPIED_BYTES
 
 MAX_COMPARED = 1 << 16
@@ -148,7 +148,7 @@ def held_elsewhere(grown: torch.Tensor, leaves: Sequence[torch.Tensor], i: int) 
     if grown.data_ptr() != leaves[i].data_ptr() or not leaves[i].numel():
         return False
     memory = grown.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-    return sys.getrefcount(leaves[i]) > _OURS or _uses_of_memory(memory) > _OURS_OF_MEMORY + kept_by_rooms(memory)
+    return sys.getrefcount(leaves[i]) > _OURS or _uses_of_memory(memory) > _OURS_OF_MEMORY + kept_by_static_caches(memory)
 
 
 _uses_of_memory: Callable[[int], int] = torch._C._storage_Use_Count  # pyright: ignore

@@ -1,4 +1,4 @@
-"""Memory that rooms keep (`runtime.serve.device_rooms`): who counts the references to some memory leaves those of its room out."""
+"""Memory that static caches keep (`runtime.serve.device_caches`): who counts references to some memory leaves theirs out."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ uses_of_memory: Callable[[int], int] = torch._C._storage_Use_Count  # pyright: i
 _kept: dict[int, int] = {}
 
 
-def kept_by_rooms(memory: int) -> int:
-    """References to some memory that are a room's; the storage as Python sees it is one object, which whoever asks has as well."""
+def kept_by_static_caches(memory: int) -> int:
+    """References to some memory that are a static cache's; the storage as Python sees it is one object, that the caller has too."""
     return max(0, _kept.get(memory, 0) - 1)
 
 

@@ -36,7 +36,7 @@ from hotfuse.compile.workers.service import in_background as runs_jobs
 from hotfuse.machine.device_clock import clock_of
 from hotfuse.machine.heap import heap
 from hotfuse.runtime.background import Job
-from hotfuse.runtime.serve.device_rooms import let_go_of_rooms
+from hotfuse.runtime.serve.device_caches import let_go_of_static_caches
 from hotfuse.runtime.serve.own_effects import contents_of, global_hooks, single_numbers
 from hotfuse.runtime.serve.own_kinds import MOST_PLACES, OwnCall, OwnKind, OwnKinds
 from hotfuse.runtime.serve.own_run import ChangesArguments, NoticesRecording, OwnRun, answered_and_unchanged
@@ -543,7 +543,7 @@ _ALL: weakref.WeakSet[OwnRecordings] = weakref.WeakSet()
 def _let_go(kind: str) -> bool:
     """A device has no memory left: nothing that only makes calls faster may be why; whether anything was let go of."""
     backend = registry.device(kind)
-    found = [*[each.let_go() for each in list(_ALL)], let_go_of_rooms()]
+    found = [*[each.let_go() for each in list(_ALL)], let_go_of_static_caches()]
     if backend is not None:
         found.append(backend.let_go())
     if any(found) and kind == "cuda":

@@ -2,7 +2,7 @@
 
 How rows are counted and packed there is in `runtime.serve.device_packing`; what a packed graph is, in `specialize.packing`. Kernels
 are generated for sizes that are numbers, so they are made for one capacity: one that the most ordinary kept call needs, and others
-like it. Calls that need somewhat less have that room too; others run in the library's kernels, recorded as well.
+like it. Calls that need somewhat less take that bucket too; others run in the library's kernels, recorded as well.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ def device_packed_plan(
     asks, sample = DevicePacker(packer), calls[0]
     mask = sample[packer.mask]
     rows = mask.numel()
-    room = usual_capacity([capacity(round(packer.share(c) * rows), rows) for c in calls])
-    usual = torch.zeros(room, dtype=torch.uint8, device=mask.device)
+    bucket = usual_capacity([capacity(round(packer.share(c) * rows), rows) for c in calls])
+    usual = torch.zeros(bucket, dtype=torch.uint8, device=mask.device)
     library = composer.plain(packer.packing.graph)
-    by_room: dict[int, Run] = {}
+    by_bucket: dict[int, Run] = {}
     pieces, notes = [library], list[str]()
     if composer.generates:
         try:
             made = _generated(packer, asks, sample, usual, inner, composer)
         except HotfuseError as e:  # the library's kernels serve that capacity too
-            notes.append(f"no kernels are generated for {room} rows: {e.because or e.what}")
+            notes.append(f"no kernels are generated for {bucket} rows: {e.because or e.what}")
         else:
-            by_room[room] = _unrecorded(made.run)
+            by_bucket[bucket] = _unrecorded(made.run)
             pieces.append(made)
-            least = least_generated(room)
-            notes.append(f"calls that need room for {least} to {room} rows run in generated kernels, others in the library's")
+            least = least_generated(bucket)
+            notes.append(f"calls that need {least} to {bucket} rows run in generated kernels, others in the library's")
     other = composer.recording().plan(graph, calls, inner)
 
     def packed(*given: Any) -> tuple[Any, ...]:
         *inputs, space = given
-        return by_room.get(space.shape[0], library.run)(*inputs, *asks.made(inputs[packer.mask], space))
+        return by_bucket.get(space.shape[0], library.run)(*inputs, *asks.made(inputs[packer.mask], space))
 
     limit = _paying_share(packer, packed, other.run, sample, usual)
     run = DevicePackedRun(asks, limit, _recorded(asks.facts, mask.device), _recorded(packed, mask.device), other.run,
-                          generated=room if by_room else 0, usual=room)  # fmt: skip
+                          generated=bucket if by_bucket else 0, usual=bucket)  # fmt: skip
     return _plan(graph, packer, run, mean, [*pieces, other], notes)
 
 
@@ -120,7 +120,7 @@ def _plan(
         told = {f"padded_{why.name.lower()}": n for why, n in sorted(run.why_not.items())}
         kept = {f"packed_{k}": n for k, n in run.packed.counters().items()}
         return {"packed_calls": run.calls, "padded_calls": run.padded_calls, "padded_unread": run.unread, "packed_rows": run.live,
-                "packed_room": run.room, "packed_early": run.guessed, "packed_early_in_vain": run.wrong,
+                "packed_computed": run.computed, "packed_early": run.guessed, "packed_early_in_vain": run.wrong,
                 **kept, **told}  # fmt: skip
 
     about = (

@@ -30,7 +30,7 @@ from hotfuse.machine import team
 from hotfuse.machine.cores import usable_cores
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.serve.device_rooms import RoomedRun
+from hotfuse.runtime.serve.device_caches import StaticCacheRun
 from hotfuse.runtime.site import THREADS, Entry, Site
 from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.attempt import (
@@ -243,14 +243,14 @@ class Improver:
         padding fills are left out first, since kernels are then made for what is left."""
         if self._consider_rows(site, entry, (PADDING,)) or registry.device_kernels().unavailable():
             return
-        in_rooms = isinstance(entry.plan.run, RoomedRun)  # whose sizes are numbers
-        if entry.symbols and not in_rooms:
+        static_caches = isinstance(entry.plan.run, StaticCacheRun)  # whose sizes are numbers
+        if entry.symbols and not static_caches:
             self._consider_rows(site, entry, (SIZES,))
         elif DEVICE_KERNELS not in entry.plan.layers and DEVICE_KERNELS not in entry.refused:
             from hotfuse.runtime.tierup.rows import packs_later
             from hotfuse.runtime.tierup.tier2 import with_device_kernels
 
-            if self._specializes and not in_rooms and packs_later(self._context, entry):
+            if self._specializes and not static_caches and packs_later(self._context, entry):
                 return  # kernels for all rows would take the time in which those for live rows are made
             self._attempt(entry, DEVICE_KERNELS, partial(with_device_kernels, self._context, entry))
 

@@ -1,15 +1,15 @@
-"""Graphs whose caches lie in rooms: every size is a number, and how much of a room is filled is counted on the device.
+"""Graphs whose caches are static: every size is a number, and how much of a buffer is filled is counted on the device.
 
-    %y = cat((%past[s], %new[1]), 2)   ->   %y = index_copy_(%room[C], 2, %count + arange(1), %new)
+    %y = cat((%past[s], %new[1]), 2)   ->   %y = index_copy_(%buffer[C], 2, %count + arange(1), %new)
     attention(q, %y, ...)              ->   attention(q, %y, ..., mask = ... & (arange(C) < %count + 1))
     arange(s + 1)                      ->   arange(C)
     add(%x, s)                         ->   add(%x, %count)
 
-A step of a generation has another length every time, so nothing of it would ever be recorded. In a room all steps are the same
-kernels on the same memory, and one recording is replayed for as long as the room lasts (decision 180).
+A step of a generation has another length every time, so nothing of it would ever be recorded. In a buffer all steps are the same
+kernels on the same memory, and one recording is replayed for as long as the buffer lasts (decision 180).
 
-Rows of a room behind those that are filled are zeros, or whatever was computed of them: nothing that mixes rows may read them. So a
-value that is as long as the filled part may be viewed, computed element by element, and read by attention, whose mask hides the
+Rows of a buffer behind those that are filled are zeros, or whatever was computed of them: nothing that mixes rows may read them. So
+a value that is as long as the filled part may be viewed, computed element by element, and read by attention, whose mask hides the
 rest; sums from the first row on, rows by their numbers, and the last rows are right as well. Any other reader is a reason not to do
 this.
 """
@@ -25,7 +25,7 @@ from hotfuse.analysis.growth import Growth, read_in_any_strides
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.compile.device.room_bounds import TRUE, Bounds, KnownBounds, Linear
+from hotfuse.compile.device.length_bounds import TRUE, Bounds, KnownBounds, Linear
 from hotfuse.ir.dims import Dim, Sym, evaluate, expr, substitute, sym, symbols
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, output_values, unused_name, values_in
 from hotfuse.ir.types import ROW_MAJOR, DType, ScalarType, TensorType
@@ -48,9 +48,9 @@ _FEW, _MANY = 64, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class RoomedGraph:
-    """A graph on rooms. Its inputs are those of the call that do not grow, in their order, the rooms, and the count, which whoever
-    runs it raises behind it: nothing in a graph says that one node reads what another one writes."""
+class StaticCacheGraph:
+    """A graph on buffers. Its inputs are those of the call that do not grow, in their order, the buffers, and the count, which its
+    caller raises behind it: nothing in a graph says that one node reads what another one writes."""
 
     graph: Graph
     capacity: int
@@ -62,25 +62,25 @@ class RoomedGraph:
     long: tuple[tuple[int, int], ...]
     """Those of them that are as long as the filled part behind the call, by their place in `given`, with the dim."""
     results: tuple[int | None, ...]
-    """For every result of a call: the room that it lies in; None where it is the next result of this graph."""
+    """For every result of a call: the buffer that it lies in; None where it is the next result of this graph."""
 
 
-def not_in_rooms(because: str) -> CaptureError:
-    """Why a graph's caches cannot lie in rooms."""
-    return CaptureError("caches cannot lie in rooms", because=because, why=Why.NOT_CAPTURABLE)
+def not_static(because: str) -> CaptureError:
+    """Why a graph's caches cannot be static."""
+    return CaptureError("caches cannot be static", because=because, why=Why.NOT_CAPTURABLE)
 
 
-def in_rooms(graph: Graph, capacity: int) -> RoomedGraph:
-    """The graph with rooms of so many rows; raises CaptureError where something reads more than attention hides."""
-    return _RoomRewriter(graph, capacity).rewritten()
+def with_static_caches(graph: Graph, capacity: int) -> StaticCacheGraph:
+    """The graph with buffers of so many rows; raises CaptureError where something reads more than attention hides."""
+    return _StaticCacheRewriter(graph, capacity).rewritten()
 
 
-class _RoomRewriter:
+class _StaticCacheRewriter:
     def __init__(self, graph: Graph, capacity: int) -> None:
         self.graph, self.capacity = graph, capacity
         self.growths = read_in_any_strides(graph)
         if not self.growths:
-            raise not_in_rooms("nothing grows")
+            raise not_static("nothing grows")
         self.symbol, self.rows = self._one_length()
         self.others = self._as_long()
         self.taken = {v.name for v in graph.inputs} | {p.value.name for p in graph.params}
@@ -103,34 +103,34 @@ class _RoomRewriter:
         self._repeated: dict[str, Value] = {}
         """Values that repeat each head of another one several times."""
 
-    def rewritten(self) -> RoomedGraph:
+    def rewritten(self) -> StaticCacheGraph:
         grown = {g.input: k for k, g in enumerate(self.growths)}
         given = tuple(i for i in range(len(self.graph.inputs)) if i not in grown)
         inputs = [self._retyped(self.graph.inputs[i]) for i in given]
         long = tuple((k, d) for k, i in enumerate(given) if (d := self._long(self.graph.inputs[i])) is not None)
-        rooms = [self._room(g) for g in self.growths]
+        buffers = [self._buffer(g) for g in self.growths]
         places = self._new("places", "aten.add.Tensor", (self._arange(self.rows), self.count), DType.I64, (self.rows,))
         by_node = {g.node: k for k, g in enumerate(self.growths)}
         for i, node in enumerate(self.graph.nodes):
             if i in by_node:
                 g, (_, new) = self.growths[by_node[i]], _joined(node)
-                made = Value(node.outs[0].name, rooms[by_node[i]].type)
+                made = Value(node.outs[0].name, buffers[by_node[i]].type)
                 self._emit(replace(node, op=_WRITES, attrs=(), outs=(made,),
-                                   args=(rooms[by_node[i]], g.dim, places, self._value(new))))  # fmt: skip
+                                   args=(buffers[by_node[i]], g.dim, places, self._value(new))))  # fmt: skip
             else:
                 self._node(node)
         names = {self.graph.nodes[g.node].outs[0].name: k for k, g in enumerate(self.growths)}
         outputs = output_values(self.graph)
         if len(outputs) != len(self.graph.outputs):
-            raise not_in_rooms("results are nested")
+            raise not_static("results are nested")
         results = tuple(names.get(v.name) for v in outputs)
         kept = tuple(self._value(v) for v in outputs if v.name not in names)
         for v in outputs:
             if v.name not in names and self._long(v) is not None:
-                raise not_in_rooms(f"the result %{v.name} is as long as what grows")
+                raise not_static(f"the result %{v.name} is as long as what grows")
         nodes = _read(self.nodes, {v.name for v in kept})
-        made = Graph(f"{self.graph.name}_in_rooms", (*inputs, *rooms, self.count), self.graph.params, nodes, kept)
-        return RoomedGraph(made, self.capacity, self.growths, self.rows, given, long, results)
+        made = Graph(f"{self.graph.name}_static_caches", (*inputs, *buffers, self.count), self.graph.params, nodes, kept)
+        return StaticCacheGraph(made, self.capacity, self.growths, self.rows, given, long, results)
 
     # --- sizes -----------------------------------------------------------------------------------
 
@@ -144,11 +144,11 @@ class _RoomRewriter:
         name = next(iter(lengths))
         (added,) = rows if len(rows) == 1 else (0,)
         if len(lengths) != 1 or not isinstance(added, int) or added < 1:
-            raise not_in_rooms("caches grow by different numbers of rows, or by a number that only a call tells")
+            raise not_static("caches grow by different numbers of rows, or by a number that only a call tells")
         past, _ = _joined(self.graph.nodes[self.growths[0].node])
         assert isinstance(past.type, TensorType)
         if len(symbols(past.type.shape[self.growths[0].dim])) != 1 or name not in symbols(past.type.shape[self.growths[0].dim]):
-            raise not_in_rooms("the length of what grows is no size of its own")
+            raise not_static("the length of what grows is no size of its own")
         return name, added
 
     def _as_long(self) -> dict[str, Dim]:
@@ -172,10 +172,10 @@ class _RoomRewriter:
         if isinstance(d, int):
             return None
         if symbols(d) - {self.symbol}:
-            raise not_in_rooms(f"another size changes, too: {d}")
+            raise not_static(f"another size changes, too: {d}")
         few, many = (evaluate(d, {self.symbol: n}) for n in (_FEW, _MANY))
         if many - few != _MANY - _FEW:
-            raise not_in_rooms(f"a size is neither a number nor a length: {d}")
+            raise not_static(f"a size is neither a number nor a length: {d}")
         return few - _FEW
 
     def _size(self, d: Dim) -> int:
@@ -184,22 +184,22 @@ class _RoomRewriter:
             assert isinstance(d, int)
             return d
         if offset != self.rows:
-            raise not_in_rooms(f"something is as long as {d}")
+            raise not_static(f"something is as long as {d}")
         return self.capacity
 
     def _retyped(self, v: Value) -> Value:
         if not isinstance(v.type, TensorType):
-            raise not_in_rooms(f"%{v.name} is no tensor")
+            raise not_static(f"%{v.name} is no tensor")
         made = Value(v.name, replace(v.type, shape=tuple(self._size(d) for d in v.type.shape)))
         self.values[v.name] = made
         return made
 
-    def _room(self, g: Growth) -> Value:
+    def _buffer(self, g: Growth) -> Value:
         v = self.graph.inputs[g.input]
         assert isinstance(v.type, TensorType)
         shape = tuple(self.capacity if d == g.dim else n for d, n in enumerate(v.type.shape))
         if any(not isinstance(n, int) for n in shape):
-            raise not_in_rooms(f"another size changes, too: that of %{v.name}")
+            raise not_static(f"another size changes, too: that of %{v.name}")
         return Value(v.name, TensorType(v.type.dtype, shape, ROW_MAJOR, v.type.device))
 
     def _long(self, v: Value) -> int | None:
@@ -208,19 +208,19 @@ class _RoomRewriter:
             return None
         found = [d for d, n in enumerate(v.type.shape) if not isinstance(n, int)]
         if len(found) > 1:
-            raise not_in_rooms(f"%{v.name} is long in two dims")
+            raise not_static(f"%{v.name} is long in two dims")
         return found[0] if found else None
 
     # --- nodes -----------------------------------------------------------------------------------
 
     def _node(self, node: Node) -> None:
         if node.graphs or node.kind is not Kind.OPERATOR:
-            raise not_in_rooms(f"{node.op} runs other graphs, or moves data")
+            raise not_static(f"{node.op} runs other graphs, or moves data")
         if node.outs and all(isinstance(v.type, ScalarType) for v in node.outs):
             for v in node.outs:
                 assert isinstance(v.type, ScalarType)
                 if v.type.expr is None:
-                    raise not_in_rooms(f"{node.op} gives a number that is no size")
+                    raise not_static(f"{node.op} gives a number that is no size")
                 self.counts[v.name] = v.type.expr
             return
         self._note(node)
@@ -231,7 +231,7 @@ class _RoomRewriter:
             self._same(node, tuple(map(self._retyped, node.outs)))
             return
         if len(node.outs) != 1:
-            raise not_in_rooms(f"{node.op} reads what grows")
+            raise not_static(f"{node.op} reads what grows")
         op = packet(node.op)
         if op == "aten.arange":
             self._arange_of(node)
@@ -248,7 +248,7 @@ class _RoomRewriter:
         elif lookup(node.op).access is Access.POINTWISE:
             self._pointwise(node, made[0])
         else:
-            raise not_in_rooms(f"{node.op} reads what grows")
+            raise not_static(f"{node.op} reads what grows")
 
     def _row_by_row(self, node: Node, was: int | None, now: int | None) -> bool:
         """Whether it fills rows with a number, repeats all of each, or sums those up to each."""
@@ -270,21 +270,21 @@ class _RoomRewriter:
         assert isinstance(source, Value) and isinstance(places, tuple)
         dim = self._long(source)
         if dim is None or dim >= len(places) or not isinstance(at := places[dim], Value) or at.name not in self.positions:
-            raise not_in_rooms("rows are picked by other numbers than their own")
+            raise not_static("rows are picked by other numbers than their own")
         if any(isinstance(p, Value) and self._long(p) is not None for k, p in enumerate(places) if k != dim):
-            raise not_in_rooms("rows are picked by other numbers than their own")
+            raise not_static("rows are picked by other numbers than their own")
         self._same(node, (self._retyped(node.outs[0]),))
 
     def _view(self, node: Node, was: int | None, now: int | None) -> None:
         if (was is None) != (now is None) and packet(node.op) != "aten.expand":
-            raise not_in_rooms(f"{node.op} takes away the dim that grows")
+            raise not_static(f"{node.op} takes away the dim that grows")
         out = self._retyped(node.outs[0])
         source = self._value(node.ins[0])
         assert isinstance(source.type, TensorType) and isinstance(out.type, TensorType)
         if packet(node.op) in _RESHAPES and was is not None and now is not None:
             before, behind = _around(source.type.shape, was), _around(out.type.shape, now)
             if before != behind:
-                raise not_in_rooms(f"{node.op} joins the dim that grows with others")
+                raise not_static(f"{node.op} joins the dim that grows with others")
         self._same(node, (out,))
         if source.name in self.positions:
             self.positions.add(out.name)
@@ -312,20 +312,20 @@ class _RoomRewriter:
         begin, end, step = argument(node, "start", 0), argument(node, "end", _LAST), argument(node, "step", 1)
         assert isinstance(source.type, TensorType)
         if not isinstance(dim, int) or step not in (None, 1):
-            raise not_in_rooms(f"{node.op} by what is no number")
+            raise not_static(f"{node.op} by what is no number")
         if dim % len(source.type.shape) != self._long(source):
             if any(isinstance(a, Value) for a in (begin, end)):
-                raise not_in_rooms(f"{node.op} up to the length of what grows")
+                raise not_static(f"{node.op} up to the length of what grows")
         elif isinstance(begin, Value) and (n := _dims(node.outs[0])[dim]) and isinstance(n, int) and begin.name in self.counts:
             offset = self._offset(self.counts[begin.name])
             if offset is None or offset < 0 or offset + n > self.rows:
-                raise not_in_rooms(f"{node.op} of rows that are not the last")
+                raise not_static(f"{node.op} of rows that are not the last")
             at = self._new("places", "aten.add.Tensor", (self._arange(n), self._counted(offset)), DType.I64, (n,))
             out = self._retyped(node.outs[0])
             self._emit(Node(Kind.OPERATOR, "aten.index_select.default", (self._value(source), dim, at), (out,), loc=node.loc))
             return
         elif begin not in (None, 0) or not (end is None or end == _LAST or (isinstance(end, Value) and self._whole(end))):
-            raise not_in_rooms(f"{node.op} of a part of what grows")
+            raise not_static(f"{node.op} of a part of what grows")
         else:
             begin, end = 0, _LAST
         out = self._retyped(node.outs[0])
@@ -340,12 +340,12 @@ class _RoomRewriter:
         for v in node.ins:
             d, rank = self._long(v), len(v.type.shape) if isinstance(v.type, TensorType) else 0
             if d is not None and (now is None or rank - d != len(out.type.shape) - now):
-                raise not_in_rooms(f"{node.op} reads what grows across another dim")
+                raise not_static(f"{node.op} reads what grows across another dim")
         if not any(v.name in self.counts for v in node.ins):
             self._same(node, (out,))
             return
         if packet(node.op) not in _NUMBERED or any(True for _, a in node.attrs for _ in values_in(a)):
-            raise not_in_rooms(f"{node.op} computes with the length")
+            raise not_static(f"{node.op} computes with the length")
         args = tuple(self._number(a.name) if isinstance(a, Value) and a.name in self.counts else self._arg(a) for a in node.args)
         self._emit(replace(node, op=f"{packet(node.op)}.Tensor", outs=(out,), args=args))
 
@@ -353,7 +353,7 @@ class _RoomRewriter:
         begin, end, step = argument(node, "start", 0), argument(node, "end"), argument(node, "step", 1)
         first, last = self._expr(begin), self._expr(end)
         if step != 1 or first is None or last is None:
-            raise not_in_rooms("positions in other steps than one")
+            raise not_static("positions in other steps than one")
         out = self._retyped(node.outs[0])
         assert isinstance(out.type, TensorType)
         if first == 0:
@@ -363,23 +363,23 @@ class _RoomRewriter:
             return
         offset, until = self._offset(first), self._offset(last)
         if offset is None or until is None or out.type.dtype is not DType.I64:
-            raise not_in_rooms("positions that begin and end elsewhere")
+            raise not_static("positions that begin and end elsewhere")
         self._emit(Node(Kind.OPERATOR, "aten.add.Tensor", (self._arange(until - offset), self._counted(offset)), (out,)))
 
     def _attention(self, node: Node) -> None:
         query, key, value, mask = (argument(node, name) for name in ("query", "key", "value", "attn_mask"))
         if not all(isinstance(v, Value) and isinstance(v.type, TensorType) for v in (query, key, value)):
-            raise not_in_rooms("attention of what are no tensors")
+            raise not_static("attention of what are no tensors")
         assert isinstance(query, Value) and isinstance(key, Value) and isinstance(value, Value)
         ranks = [len(v.type.shape) if isinstance(v.type, TensorType) else 0 for v in (query, key, value)]
         if self._long(query) is not None or self._long(key) != ranks[1] - 2 or self._long(value) != ranks[2] - 2:
-            raise not_in_rooms("attention across another dim than that of keys")
+            raise not_static("attention across another dim than that of keys")
         if argument(node, "is_causal", default=False) is not False or argument(node, "dropout_p", 0.0) != 0.0:
-            raise not_in_rooms("attention that is causal by itself, or drops")
+            raise not_static("attention that is causal by itself, or drops")
         if mask is not None and not (isinstance(mask, Value) and isinstance(mask.type, TensorType)):
-            raise not_in_rooms("attention with a mask that is no tensor")
+            raise not_static("attention with a mask that is no tensor")
         if mask is not None and self._long(mask) != len(mask.type.shape) - 1:  # pyright: ignore - a tensor, as seen above
-            raise not_in_rooms("attention with a mask that is not as long as its keys")
+            raise not_static("attention with a mask that is not as long as its keys")
         seen = (self._value(query), self._value(key), self._value(value))
         if (mask is None or self._bounds.of(mask) == TRUE) and self._unmasked(node, *seen):
             return
@@ -504,7 +504,7 @@ class _RoomRewriter:
 
     def _value(self, v: Value) -> Value:
         if v.name not in self.values:
-            raise not_in_rooms(f"%{v.name} is read, which grows")
+            raise not_static(f"%{v.name} is read, which grows")
         return self.values[v.name]
 
     def _arg(self, a: Arg) -> Arg:
@@ -519,7 +519,7 @@ class _RoomRewriter:
 
 
 def _read(nodes: Sequence[Node], wanted: set[str]) -> tuple[Node, ...]:
-    """Those that write rooms, or that somebody reads: masks that hide nothing and repeated heads are not."""
+    """Those that write buffers, or that somebody reads: masks that hide nothing and repeated heads are not."""
     kept: list[Node] = []
     for node in reversed(nodes):
         if node.op == _WRITES or any(v.name in wanted for v in node.outs):

@@ -1,4 +1,4 @@
-"""Caches in rooms: every step of a generation is one recording, right for any past; on the CPU a recording is the run itself."""
+"""Static caches: every step of a generation is one recording, right for any past; on the CPU a recording is the run itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hotfuse import Settings
 from hotfuse.analysis.growth import read_anywhere
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.structure import TENSOR
-from hotfuse.compile.device.rooms import in_rooms
+from hotfuse.compile.device.static_caches import with_static_caches
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.serve.answering import alike
-from hotfuse.runtime.serve.device_rooms import LEAST_ROWS, MOST_ROOMS, RoomedRun, roomed_library
+from hotfuse.runtime.serve.device_caches import LEAST_ROWS, MOST_SETS, StaticCacheRun, static_cache_library
 from hotfuse.runtime.serve.effects import Effects, held_elsewhere
 from hotfuse.runtime.tierup.turns import Turns
 from hotfuse.runtime.tierup.verify import disagreement
@@ -54,20 +54,20 @@ class LargeDevice(OnCpu):
         return 1 << 40
 
 
-def made(fn: Callable[..., Any] = step, sample: Call | None = None, *, background: bool = False) -> RoomedRun:
+def made(fn: Callable[..., Any] = step, sample: Call | None = None, *, background: bool = False) -> StaticCacheRun:
     found = group_of(fn, sample or inputs(7), symbolic=True, constants=True)
     graph = read_anywhere(found.graph, range(3))
     plain = compile_tier0(graph, found.weights, Settings()).run
     device: Any = LargeDevice()
     if background:
         device.may_record = lambda: False
-    return RoomedRun(plain, roomed_library(graph, found.weights), device, lambda got, want: disagreement(got, want, 1e-5),
-                     lambda: background)  # fmt: skip
+    graphs = static_cache_library(graph, found.weights)
+    return StaticCacheRun(plain, graphs, device, lambda got, want: disagreement(got, want, 1e-5), lambda: background)
 
 
-def roomed_graph(sample: Sequence[torch.Tensor], fn: Callable[..., Any] = step, rows: int = 256) -> Graph:
+def static_graph(sample: Sequence[torch.Tensor], fn: Callable[..., Any] = step, rows: int = 256) -> Graph:
     found = group_of(fn, tuple(sample), symbolic=True, constants=True)
-    return in_rooms(read_anywhere(found.graph, range(3)), rows).graph
+    return with_static_caches(read_anywhere(found.graph, range(3)), rows).graph
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +77,11 @@ def no_gradients() -> Iterator[None]:
 
 
 @pytest.fixture
-def run() -> RoomedRun:
+def run() -> StaticCacheRun:
     return made()
 
 
-def right(run: RoomedRun, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Call:
+def right(run: StaticCacheRun, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Call:
     """A call's results, which are those of float64; what it was given is as it was."""
     before = keys.clone(), values.clone()
     got, want = run(x, keys, values), step(x.double(), keys.double(), values.double())
@@ -92,11 +92,11 @@ def right(run: RoomedRun, x: torch.Tensor, keys: torch.Tensor, values: torch.Ten
     return x, keys, values
 
 
-def test_every_step_is_a_replay_until_its_room_is_full_and_then_in_a_larger_one(run: RoomedRun) -> None:
+def test_every_step_is_a_replay_until_its_buffer_is_full_and_then_in_a_larger_one(run: StaticCacheRun) -> None:
     _, keys, values = inputs(5)
     for _ in range(3 * LEAST_ROWS):
         _, keys, values = right(run, torch.randn(1, 1, 16), keys, values)
-    assert run.counts["recorded"] == 3 and run.counts["moved_in"] == 3  # rooms of 128, 256 and 512 rows
+    assert run.counts["recorded"] == 3 and run.counts["moved_in"] == 3  # buffers of 128, 256 and 512 rows
     assert run.counts["replays"] == 3 * LEAST_ROWS - 6 and not run.refused
     assert keys.data_ptr() == right(run, torch.randn(1, 1, 16), keys, values)[1].data_ptr()
 
@@ -105,7 +105,7 @@ def test_every_step_is_a_replay_until_its_room_is_full_and_then_in_a_larger_one(
 def test_short_floats_have_attention_without_a_mask_where_it_hides_nothing(dtype: torch.dtype) -> None:
     sample = [t.to(dtype) for t in inputs(7)]
     run = made(sample=(sample[0], sample[1], sample[2]))
-    graph = roomed_graph(sample)
+    graph = static_graph(sample)
     assert [n.op for n in graph.nodes if "attention" in n.op] == ["hotfuse.bounded_packed_attention"]
     assert not [n.op for n in graph.nodes if n.op in ("aten.le.Tensor", "aten.expand.default")]
     _, keys, values = (t.to(dtype) for t in inputs(5))
@@ -129,7 +129,7 @@ def test_a_mask_that_hides_something_stays() -> None:
 
     sample = tuple(t.half() for t in inputs(7))
     run = made(near, (sample[0], sample[1], sample[2]))
-    assert [n.op for n in roomed_graph(sample, near).nodes if "attention" in n.op] == ["aten.scaled_dot_product_attention.default"]
+    assert [n.op for n in static_graph(sample, near).nodes if "attention" in n.op] == ["aten.scaled_dot_product_attention.default"]
     _, keys, values = sample
     for _ in range(30):
         x = torch.randn(1, 1, 16).half()
@@ -138,7 +138,7 @@ def test_a_mask_that_hides_something_stays() -> None:
         _, keys, values = got
 
 
-def test_older_pasts_stay_and_other_continuations_of_one_are_apart(run: RoomedRun) -> None:
+def test_older_pasts_stay_and_other_continuations_of_one_are_apart(run: StaticCacheRun) -> None:
     _, keys, values = inputs(9)
     for _ in range(6):
         _, keys, values = right(run, torch.randn(1, 1, 16), keys, values)
@@ -153,7 +153,7 @@ def test_older_pasts_stay_and_other_continuations_of_one_are_apart(run: RoomedRu
         right(run, torch.randn(1, 1, 16), *past)
 
 
-def test_a_room_is_used_again_and_nothing_of_its_last_text_is_read(run: RoomedRun) -> None:
+def test_a_buffer_is_used_again_and_nothing_of_its_last_text_is_read(run: StaticCacheRun) -> None:
     for text in range(6):
         _, keys, values = inputs(5 + text)
         for step_ in range(12):
@@ -165,17 +165,17 @@ def test_a_room_is_used_again_and_nothing_of_its_last_text_is_read(run: RoomedRu
     assert run.counts["recorded"] == 1 and run.counts["moved_in"] == 6
 
 
-def test_more_texts_at_once_than_rooms_are_answered_kernel_by_kernel(run: RoomedRun) -> None:
-    texts: list[Sequence[torch.Tensor]] = [inputs(5 + i)[1:] for i in range(MOST_ROOMS + 3)]
+def test_more_texts_at_once_than_sets_are_answered_kernel_by_kernel(run: StaticCacheRun) -> None:
+    texts: list[Sequence[torch.Tensor]] = [inputs(5 + i)[1:] for i in range(MOST_SETS + 3)]
     for _ in range(6):
         for i, (keys, values) in enumerate(texts):
             _, *texts[i] = right(run, torch.randn(1, 1, 16), keys, values)
-    assert run.counts["recorded"] <= MOST_ROOMS + 3 and run.counts["kernel_by_kernel"] > 3
+    assert run.counts["recorded"] <= MOST_SETS + 3 and run.counts["kernel_by_kernel"] > 3
     assert run.let_go() and not run.let_go()
     right(run, torch.randn(1, 1, 16), *texts[0])
 
 
-def test_who_holds_an_older_result_is_found(run: RoomedRun) -> None:
+def test_who_holds_an_older_result_is_found(run: StaticCacheRun) -> None:
     _, keys, values = inputs(5)
     for _ in range(5):
         _, keys, values = right(run, torch.randn(1, 1, 16), keys, values)
@@ -257,7 +257,7 @@ def test_what_reads_more_than_attention_hides_is_a_reason_not_to(name: str) -> N
 
 
 def test_every_size_is_a_number_and_no_past_is_read() -> None:
-    graph = roomed_graph(inputs(7))
+    graph = static_graph(inputs(7))
     assert all(isinstance(n, int) for node in graph.nodes for v in node.outs for n in v.type.shape)  # type: ignore[union-attr]
     assert not [n for n in graph.nodes if n.op == "aten.cat.default" and len(n.outs[0].type.shape) == 4]  # type: ignore[union-attr]
 
