@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
 from hotfuse.compile.learn import measure
+from hotfuse.hpm import passes
+from hotfuse.hpm.cuts import LATENCY
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.fitted import TERMS
 from hotfuse.hpm.passes import cut
@@ -16,12 +19,13 @@ from hotfuse.hpm.roofline import roof
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import EACH_ROWS, calibrated, draws
 from hotfuse.hpm.work import COLUMN, Candidate
+from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.lower import Core, lower
 from hotfuse.lower.cpu.write import parts
 from hotfuse.machine.topology import topology
-from hotfuse.tile.program import instructions
+from hotfuse.tile.program import Loop, Stmt, When, instructions
 
 ROOF = roof(None, topology(), 16)
 
@@ -45,6 +49,76 @@ def norm(width: int, *, front: str = "") -> Graph:
   %out: f32[n, {width}] = aten.layer_norm.default({of}, [{width}], %gamma, %beta, 1e-05)
   return %out
 }}""")
+
+
+def turns(body: Sequence[Stmt], env: Mapping[str, int], times: int, found: Counter[int]) -> bool:
+    """Rounds of innermost loops by the elements that each takes; whether there are loops."""
+    loops = False
+    for s in body:
+        if isinstance(s, When) and evaluate(s.pred, env):
+            loops |= turns(s.body, env, times, found)
+        elif isinstance(s, Loop):
+            loops, first = True, evaluate(s.lo, env)
+            rounds = max(0, -(-(evaluate(s.hi, env) - first) // s.step))
+            blocks = rounds if s.step > 1 else 1  # the last of several may be shorter
+            each = times * rounds // max(blocks, 1)
+            if not any([turns(s.body, {**env, s.var: first + n * s.step}, each, found) for n in range(blocks)]):
+                found[s.step] += times * rounds
+    return loops
+
+
+def told_and_made(graph: Graph, env: Mapping[str, int], lanes: int) -> tuple[str, tuple[float, float], tuple[float, float]]:
+    """How rows are gone through, and turns of several vectors and of one: by the formula, and in the lowered kernel."""
+    row = RowCache(measure.tile_of).rows([Candidate(graph, env, Core(lanes, 32))])[0]
+    columns = {n: np.array([float(row[i])]) for n, i in COLUMN.items()}
+    found = passes.passes(columns, np.array([float(lanes)]), ROOF)
+    told = {n: float(np.atleast_1d(a)[0]) for n, a in zip(passes.TERMS, found.amounts, strict=True)}
+    made = Counter[int]()
+    turns(lower(graph, Core(lanes, 32)).kernel.body, env, 1, made)
+    whole = sum(n for step, n in made.items() if step in (2 * lanes, 4 * lanes))
+    if told["three_rows"] or told["pool_turns"]:
+        return "other loops", (0, 0), (0, 0)
+    if told["lanes_wait"]:  # each turn is a round of the loop along the reduction
+        return "across", (0, told["lanes_wait"] / LATENCY), (whole, made.total() - whole)
+    along = (told["once_whole"] + told["again_whole"], told["once_single"] + told["again_single"])
+    return ("along" if any(along) else "no rows"), along, (whole, made.total() - whole)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_turns_are_those_of_the_kernel_whatever_is_drawn(lanes: int) -> None:
+    met = Counter[str]()
+    for problem in itertools.islice(draws(lanes, "rows"), 60):
+        how, told, made = told_and_made(problem.graph, problem.sizes[0], lanes)
+        met[how] += 1
+        assert how == "no rows" or told == made, (how, problem.graph)
+    assert met["along"] > 10 and met["across"] > 2
+
+
+ROW, TWO, TURNED = "%x: f32[n, W]", "%x: f32[n, W], %z: f32[n, W]", "%w: f32[W, n], %x: f32[n, W]"
+
+
+@pytest.mark.parametrize(("inputs", "body"), [
+    (ROW, "%y: f32[n, 1] = aten.sum.dim_IntList(%x, [-1], True)"),
+    (ROW, "%g: f32[n, W] = aten.gelu.default(%x)\n  %y: f32[n, 1] = aten.amax.default(%g, [-1], True)"),
+    (TWO, "%g: f32[n, W] = aten.mul.Tensor(%x, %z)\n  %y: f32[n, 1] = aten.amax.default(%g, [-1], True)"),
+    (TURNED, "%t: f32[n, W] = aten.transpose.int(%w, 0, 1)\n  %g: f32[n, W] = aten.mul.Tensor(%t, %x)\n"
+             "  %y: f32[n, 1] = aten.amax.default(%g, [-1], True)"),
+    (ROW, "%y: f32[n] = aten.var.correction(%x, [-1])"),
+    (ROW, "%y: f32[n, W] = aten.layer_norm.default(%x, [W])"),
+    (ROW, "%y: f32[1, W] = aten.amax.default(%x, [0], True)"),
+    (ROW, "%g: f32[n, W] = aten.gelu.default(%x)\n  %y: f32[1, W] = aten.mean.dim(%g, [0], True)"),
+    (ROW, "%y: f32[W] = aten.var.correction(%x, [0])"),
+    (ROW, "%y: f32[n, W] = aten.softmax.int(%x, 0)"),
+])  # fmt: skip
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_narrow_rows_and_operands_that_lie_otherwise_are_gone_through_as_lowering_does(
+    inputs: str, body: str, lanes: int
+) -> None:
+    """Where rows suit vectors better than columns, lanes are rows; functions make the steps of strips shorter, too."""
+    for width in (3, 5, 8, 9, 16, 17, 40, 100):
+        graph = parse(f"graph group({inputs}) {{\n  {body}\n  return %y\n}}".replace("W", str(width)))
+        _, told, made = told_and_made(graph, {"n": 42}, lanes)
+        assert told == made, width
 
 
 @pytest.mark.parametrize(("lanes", "several"), [(lanes, n) for lanes in (4, 8, 16) for n in (2, 4)])

@@ -26,6 +26,8 @@ LIGHT_VECTORS, HEAVY_VECTORS = 4, 2
 """Vectors of one step; fewer where functions fill the registers (`HEAVY`)."""
 KEPT_BYTES = 256 * 1024
 """Size of a row up to which a pass keeps what the next one would have to compute again."""
+WALKED, JUMPED = 1.0, -0.5
+"""What an access in steps of one says for vectors along a counter, and what one in other steps says."""
 SOFTMAX_CACHE_PART = 64
 """A row of a softmax that three rows share a loop in is at most this part of the second-level cache."""
 
@@ -33,6 +35,13 @@ SOFTMAX_CACHE_PART = 64
 def step_vectors(*, heavy: bool) -> int:
     """Vectors of one step of a loop."""
     return HEAVY_VECTORS if heavy else LIGHT_VECTORS
+
+
+def vector_score(walked: Any, jumped: Any, filled: Any) -> Any:
+    """How well vectors along a counter suit so many accesses in steps of one and in others; `filled` is the part of a vector that
+    the counter's extent fills. The best counter is taken, a row's only if it is better than a column's and above zero."""
+    points = walked * WALKED + jumped * JUMPED
+    return points * (1.0 + (points > 0) * (filled - 1.0))
 
 
 def fits_three_rows(width: Any, lanes: Any, l2: Any) -> Any:

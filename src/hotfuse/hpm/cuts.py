@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hotfuse.analysis.vector_loops import HEAVY_VECTORS, LIGHT_VECTORS
+from hotfuse.analysis.vector_loops import HEAVY_VECTORS, LIGHT_VECTORS, vector_score
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.roofline import Column
 
@@ -89,5 +89,18 @@ def loops(c: Mapping[str, Column]) -> Loops:
 
 
 def usual(c: Mapping[str, Column]) -> Column:
-    """Whether something else than what changes places is as large as the whole: a second input, or the result."""
-    return (c["streams"] > 2) | (c["bytes_out"] >= LARGE * c["elements"])
+    """Whether something else than what changes places decides how vectors run: a second input, or the result, as large as
+    the whole; in a reduction, that columns suit vectors better than rows."""
+    other = (c["streams"] > 2) | (c["bytes_out"] >= LARGE * c["elements"])
+    reduces = c["reduction"] > 0
+    return (reduces & ~lanes_are_rows(c)) | (~reduces & other)
+
+
+def lanes_are_rows(c: Mapping[str, Column]) -> Column:
+    """Whether vectors of a reduction along the innermost dim run across rows, each lane a row of its own: what accesses are
+    (operands that lie otherwise walk rows, others walk columns, a result for each row walks rows), judged as lowering judges it."""
+    lanes, written = np.where(c["lanes"] > 1, c["lanes"], WIDE), 1.0 * (c["bytes_out"] >= LARGE * c["elements"])
+    otherwise = np.floor(c["turned"] / np.maximum(c["elements"], 1.0) + 0.5)
+    others = np.maximum(c["streams"] - 1.0 - otherwise, 0.0)
+    columns = vector_score(others + written, otherwise, np.minimum(np.maximum(c["width"], 1.0) / lanes, 1.0))
+    return vector_score(otherwise + 1.0 - written, others + written, 1.0) > np.maximum(columns, 0.0)

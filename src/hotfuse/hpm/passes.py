@@ -5,8 +5,12 @@ pass    turns of several vectors, turns of one, and a rest; each width has sums 
 rest    of a power of two elements is a narrower vector; of others it is written through a mask, and who reads it back in the next
         pass waits until it has reached the cache
 
-Where a reduction leaves the dim that lies innermost, lanes are results of their own: nothing is put together, but every turn waits
-for the one before, along the whole reduction, and reads a strip of memory that is as wide as the turn.
+Where a reduction leaves the dim that lies innermost, or rows suit vectors better than columns, lanes are results of their own:
+nothing is put together, but every turn waits for the one before, along the whole reduction, and reads a strip of memory that is as
+wide as the turn.
+
+Every rule that lowering decides by is in `analysis.vector_loops`; turns are held to those of lowered kernels by
+`tests/contract/test_hpm_passes.py` (decision 225).
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import numpy as np
 
 from hotfuse.analysis.vector_loops import HEAVY_VECTORS, KEPT_BYTES, LIGHT_VECTORS, fits_three_rows
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.hpm.cuts import LARGE, LATENCY, usual
+from hotfuse.hpm.cuts import LARGE, LATENCY, lanes_are_rows
 from hotfuse.hpm.roofline import Column
 
 _NARROWER = (1.0, 2.0, 4.0, 8.0)
@@ -94,7 +98,7 @@ def passes(c: Mapping[str, Column], lanes: Column, at: Any) -> Passes:
     softmax, width = c["softmax"] > 0, np.maximum(c["width"], 1.0)
     rows, written = c["elements"] / width, c["bytes_out"] >= LARGE * c["elements"]
     windows = (c["pooled"] > 0) & (c["pooled"] > c["window"] * width)
-    turned = (c["turned"] > 0) & ~usual(c)
+    turned = lanes_are_rows(c) & ~(c["across"] > 0)
     across = reduces & ~windows & (turned | (c["across"] > 0) | (c["pooled"] > 0))
     along = reduces & ~(windows | across)
     three = along & softmax & (c["nodes"] == 1) & fits_three_rows(width, lanes, c["l2"])
@@ -109,7 +113,8 @@ def passes(c: Mapping[str, Column], lanes: Column, at: Any) -> Passes:
     vectors, count = width / lanes, folds + written
     held = at.between(width * 4 * (c["streams"] + written + kept), _LEVELS)
     lined = np.where(turned, rows, width)
-    strip = across * (c["elements"] / lined) * cut(lined, lanes, LIGHT_VECTORS).turns * LATENCY
+    strips = _either(heavy | softmax, cut(lined, lanes, HEAVY_VECTORS), cut(lined, lanes, LIGHT_VECTORS))
+    strip = across * count * (c["elements"] / lined) * strips.turns * LATENCY
     window = (reduces & windows) * (c["pooled"] / width)
     place = at.between(c["bytes_in"] + c["bytes_const"] + c["bytes_out"], _LEVELS)
     return Passes(

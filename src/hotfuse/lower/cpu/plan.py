@@ -18,7 +18,7 @@ from dataclasses import field
 from itertools import pairwise
 from typing import NoReturn
 
-from hotfuse.analysis.vector_loops import KEPT_BYTES
+from hotfuse.analysis.vector_loops import KEPT_BYTES, vector_score
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Node, Value
@@ -344,13 +344,11 @@ class NestPlanner:
         return max(vector_bytes // max(sizes), 1)
 
     def _score(self, leader: int, merged: dict[int, int], lanes: int) -> float:
-        points = 0.0
-        for walk in self.accesses:
-            step = walk.get(leader, 0)
-            points += 1 if step == 1 else -0.5 if step != 0 else 0
+        steps = [walk.get(leader, 0) for walk in self.accesses]
+        walked = sum(step == 1 for step in steps)
         extent = self.extent(leader, merged)
-        full = min(1.0, extent / lanes) if isinstance(extent, int) else 1.0
-        return points * full if points > 0 else points
+        filled = min(1.0, extent / lanes) if isinstance(extent, int) else 1.0
+        return vector_score(walked, sum(step != 0 for step in steps) - walked, filled)
 
     def _vector(self, phases: list[NestPhase], merged: dict[int, int], lanes: int) -> frozenset[int]:
         def best(order: tuple[int, ...]) -> tuple[float, int] | None:
