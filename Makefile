@@ -16,7 +16,7 @@ KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE=
 PYTEST := $(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-levels test-costs tests all-tests test-gpu lint soak fuzz bench bench-gpu clean
+.PHONY: help setup demo test test-all test-levels test-costs tests all-tests test-gpu lint soak fuzz bench bench-page bench-gpu clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -73,6 +73,9 @@ $(VENV)/.bench-stamp: $(STAMP)
 
 bench: $(VENV)/.bench-stamp ## all suites against all peers, up to 20 minutes; BENCH_ARGS=--quick: 3
 	$(BIN)/hotfuse bench $(BENCH_ARGS)
+
+bench-page: $(VENV)/.bench-stamp ## docs/benchmarks.md and README's table, measured at this commit: 20 minutes; BENCH_ARGS="--profile full"
+	$(BIN)/python -m benchmarks.page $(BENCH_ARGS)
 
 bench-gpu: $(VENV)/.bench-stamp ## small batches on a CUDA device, over eager
 	$(BIN)/python -m benchmarks.cuda $(BENCH_ARGS)

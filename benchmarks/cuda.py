@@ -11,6 +11,7 @@ p99 and longest, beside eager's own.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from statistics import median
@@ -146,21 +147,24 @@ def main() -> None:
     options.add_argument("--only", default="", help="parts of names, between commas")
     options.add_argument("--peers", default="", help="modes of torch.compile, between commas: default,reduce-overhead")
     options.add_argument("--notes", action="store_true", help="what became of every group")
-    asked = options.parse_args()
+    options.add_argument("--json", action="store_true", help="end with one JSON document: over the best other, by model")
+    asked, found = options.parse_args(), dict[str, float]()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here")
     with torch.inference_mode():
         for name, (make, inputs) in cases().items():
             if any(part in name for part in asked.only.split(",")):
-                one(name, make().eval().cuda().half(), inputs(), asked)
+                found[name] = one(name, make().eval().cuda().half(), inputs(), asked)
+    if asked.json:
+        print(json.dumps(found))
 
 
 def at(sorted_ms: list[float], part: float) -> float:
     return sorted_ms[min(len(sorted_ms) - 1, int(part * len(sorted_ms)))]
 
 
-def one(name: str, model: torch.nn.Module, given: Inputs | list[Inputs], asked: argparse.Namespace) -> None:
-    """One line a model, and more where it is asked for."""
+def one(name: str, model: torch.nn.Module, given: Inputs | list[Inputs], asked: argparse.Namespace) -> float:
+    """One line a model, and more where it is asked for; how many times as fast as the best other."""
     xs = given if isinstance(given, list) else [given]
     idle = timed({"eager": lambda x: model(**x)}, xs, 3 * asked.rounds)["eager"]
     meanwhile: list[float] = []
@@ -190,6 +194,7 @@ def one(name: str, model: torch.nn.Module, given: Inputs | list[Inputs], asked: 
           f"p99 {at(meanwhile, 0.99):.1f}, longest {meanwhile[-1]:.1f} ms "
           f"(eager alone: p99 {at(idle, 0.99):.1f}, longest {idle[-1]:.1f}), error {error:.1e}",
           flush=True)  # fmt: skip
+    return best / took["ours"]
 
 
 if __name__ == "__main__":

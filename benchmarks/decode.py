@@ -1,7 +1,7 @@
 """Tokens a second of `generate`, one prompt at a time, against eager and Inductor, and the fraction of the memory roof.
 
     python -m benchmarks.decode [--sizes 25 160] [--dtypes float32 bfloat16] [--threads 1 2] [--tokens 48] [--prompt 32]
-                                [--seconds 40] [--inductor]
+                                [--seconds 40] [--inductor] [--json]
 
 Steady state is what is measured: before it, background work gets pauses between calls. A token reads every weight once: the roof is
 what a sum over as many bytes of memory takes, measured beside. Contenders take turns; medians. Tokens that differ from eager's are
@@ -11,6 +11,7 @@ counted, not hidden: the two may add in another order and meet a tie.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=40.0, help="of calls before anything is measured")
     parser.add_argument("--inductor", action="store_true", help="compile with Inductor and a static cache, too: minutes")
+    parser.add_argument("--json", action="store_true", help="behind each case a line of JSON")
     asked = parser.parse_args()
     print("| M params | weights | threads | contender | tokens/s | over eager | of the memory roof | tokens that differ | tiers |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -133,6 +135,8 @@ def main() -> None:
             ours = f"{row['differ']} | {row['tiers']}" if name == "hotfuse" else "|"
             print(f"| {size} | {dtype} | {threads} | {name} | {1e3 / ms:.1f} | {row['ms']['eager'] / ms:.2f} "
                   f"| {row['roof_ms'] / ms:.0%} | {ours} |", flush=True)  # fmt: skip
+        if asked.json:
+            print(json.dumps({"size": size, "dtype": dtype, "threads": threads, **row}), flush=True)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ class Row:
     timings: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     ratios: dict[str, float] = field(default_factory=dict[str, float])
     """Per contender: its time divided by Hotfuse's in the same round."""
+    spreads: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """The 10th and 90th percentile of these over rounds."""
     errors: dict[str, float] = field(default_factory=dict[str, float])
     """Per contender: the largest relative difference from the reference's outputs."""
     absent: dict[str, str] = field(default_factory=dict[str, str])

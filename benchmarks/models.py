@@ -160,7 +160,7 @@ def time_agreeing(
     if OURS not in agree:
         return
     bursts = {n: partial(burst, call) for n, call in agree.items()} | timed_apart
-    timings, row.ratios = in_turns({n: partial(_turn, timed) for n, timed in bursts.items()}, rounds)
+    timings, row.ratios = in_turns({n: partial(_turn, timed) for n, timed in bursts.items()}, rounds, row.spreads)
     row.timings = {n: t.to_dict() for n, t in timings.items()}
 
 

@@ -1,8 +1,6 @@
-"""The tables of docs/benchmarks.md from a run of `hotfuse bench`: wins and losses as they came.
+"""Tables of a run of `hotfuse bench`: wins and losses as they came. docs/benchmarks.md is written by `benchmarks.page`.
 
-    python -m benchmarks.table build/bench/latest.jsonl [--write docs/benchmarks.md]
-
-With `--write`, what stands between `<!-- bench:begin -->` and `<!-- bench:end -->` in the file is replaced.
+    python -m benchmarks.table build/bench/latest.jsonl
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import Any
 from benchmarks.side.records import OURS, PER_REQUEST, Record, best, cases, read
 from benchmarks.side.stats import geomean
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 TITLES = {
     "kernels": "kernels, ms a call", "models": "models in steady state, ms a call", "overhead": "small work, ms a call",
     "startup": "from loading to the first result, ms", "compile": "from loading until the best serves, ms",
@@ -76,26 +73,11 @@ def render(run: dict[str, Any], records: Sequence[Record]) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-def put(text: str, tables: str) -> str:
-    """A document with its tables replaced."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"the file has no {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{tables}{END}{after}"
-
-
 def main() -> None:
-    """Print the tables, or put them into a file."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
-    tables = render(*read(options.results))
-    if options.write is None:
-        print(tables, end="")
-        return
-    options.write.write_text(put(options.write.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    print(render(*read(parser.parse_args().results)), end="")
 
 
 if __name__ == "__main__":

@@ -107,11 +107,13 @@ def interleave(
     return in_turns({name: partial(turn, call) for name, call in contenders.items()}, rounds)
 
 
-def in_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> tuple[dict[str, Timing], dict[str, float]]:
+def in_turns(
+    turns: Mapping[str, Callable[[], float]], rounds: int, spreads: dict[str, tuple[float, float]] | None = None
+) -> tuple[dict[str, Timing], dict[str, float]]:
     """Let contenders take their turns, the order turning round; a turn says how many seconds a call of it took.
 
     Gives each one's timing, and the median over rounds of its time divided by the first one's *of the same round*, which a
-    drifting machine disturbs least.
+    drifting machine disturbs least. `spreads` gets the 10th and 90th percentile of these.
     """
     times: dict[str, list[float]] = {name: [] for name in turns}
     gc.collect()
@@ -123,5 +125,8 @@ def in_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> tuple[dic
     finally:
         gc.enable()
     first = next(iter(times.values()))
-    ratios = {n: statistics.median(t / base for t, base in zip(found, first, strict=True)) for n, found in times.items()}
+    by_round = {n: summarize([t / base for t, base in zip(found, first, strict=True)]) for n, found in times.items()}
+    if spreads is not None:
+        spreads.update({n: (round(s.low, 4), round(s.high, 4)) for n, s in by_round.items()})
+    ratios = {n: s.median for n, s in by_round.items()}
     return {name: summarize(found) for name, found in times.items()}, ratios

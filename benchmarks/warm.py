@@ -81,13 +81,15 @@ def begin(name: str, limit_s: float) -> dict[str, Any]:
     return found
 
 
-def start(models: list[str], seconds: float) -> None:
+def start(models: list[str], seconds: float) -> dict[str, dict[str, float | None]]:
     """Two processes of one home, and the first seconds of a third over ONNX Runtime."""
+    found: dict[str, dict[str, float | None]] = {}
     for name in models:
         with tempfile.TemporaryDirectory() as home:
             cold, warm = (_told(_child(home, "--child", "begin", "--models", name)) for _ in range(2))
             line = f"{name:14} compiled code after {cold['compiled_s']} s, second process {warm['compiled_s']} s " \
                    f"({warm['units_compiled']} units compiled)"  # fmt: skip
+            found[name] = {"cold_s": cold["compiled_s"], "warm_s": warm["compiled_s"], "first_seconds": None}
             if zoo.load(name).path is not None:
                 calls: dict[str, int] = {}
                 for who in ("hotfuse", "ort"):
@@ -96,8 +98,10 @@ def start(models: list[str], seconds: float) -> None:
                     command = [sys.executable, "-m", "benchmarks.start", *asked]
                     done = subprocess.run(command, env=env, text=True, capture_output=True, check=True)
                     calls[who] = json.loads(done.stdout.splitlines()[-1])["calls"]
+                found[name]["first_seconds"] = calls["hotfuse"] / calls["ort"]
                 line += f"; first {seconds:g} s of a third {calls['hotfuse'] / calls['ort']:.2f}x ONNX Runtime"
             print(line, flush=True)
+    return found
 
 
 # --- many at once -----------------------------------------------------------------------------------------------------
@@ -309,20 +313,23 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--models", default="ppocr-v4-rec,silero-vad,bert-base")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--json", action="store_true", help="end with one JSON document: the figures of `start`")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(small() if args.child == "small" else begin(args.models, 150)))
         return
-    asked = args.parts.split(",")
+    asked, found = args.parts.split(","), dict[str, Any]()
     if "start" in asked:
-        start(args.models.split(","), args.seconds)
+        found["start"] = start(args.models.split(","), args.seconds)
     if "together" in asked:
         together()
     if "damaged" in asked:
         damaged()
     if "database" in asked:
         database(args.seconds)
+    if args.json:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

