@@ -115,8 +115,8 @@ def all_kept(folder: Path, commit: str) -> list[PageRecord]:
 def parsed(text: str) -> PageRecord:
     """A record out of its text."""
     data: dict[str, Any] = json.loads(text)
-    figures = tuple(Figure(**f) for f in data.pop("figures"))
-    return PageRecord(**{**data, "stamp": Stamp(**data["stamp"]), "figures": figures})
+    figures, of = tuple(Figure(**f) for f in data.pop("figures")), Stamp(**data.pop("stamp"))
+    return PageRecord(stamp=of, figures=figures, **data)
 
 
 def one_stamp(records: Iterable[PageRecord]) -> Stamp:

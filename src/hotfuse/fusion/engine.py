@@ -30,7 +30,7 @@ from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import WHOLE_GROUPS, CandidateKind, GroupKind
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.steps import Side, conversions, differing, ops, regrouped, rewritten
-from hotfuse.fusion.worth import NOTHING, Gain, Horizon, PredictedCost, cost, gain, score, value
+from hotfuse.fusion.worth import NOTHING, Gain, PredictedCost, cost, gain, score, value
 from hotfuse.hpm.work import Candidate as Question
 from hotfuse.hpm.work import CoreShape
 from hotfuse.ir.graph import Graph
@@ -114,7 +114,6 @@ class FusionPlanner:
     core: CoreShape
     threads: int = 1
     objective: Objective = "latency"
-    horizon: Horizon = Horizon()
     bandit: Bandit = field(default_factory=Bandit)
     lowers: Callable[[Graph], str] = no_objection
     """Why a piece has no kernel; empty if it has one."""
@@ -447,10 +446,8 @@ class FusionPlanner:
             refused = FusionChoice(c.kind, subject, accepted=False, uses=uses, before=before, after=after)
             return replace(refused, reasons=(*c.reasons, reason))
         won = gain(before, after, self.objective, self.threads)
-        building = sum(0.0 if g.kind == GroupKind.LIBRARY else self.compile_s(g) for g in c.new)
-        building -= sum(0.0 if g.kind == GroupKind.LIBRARY else self.compile_s(g) for g in c.old)
         trust = self.bandit.trust(c.kind.value)
-        worth = value(won, trust, uses, self.horizon, building)
+        worth = value(won, trust, uses)
         least = LEAST_GAIN * score(before, self.objective, self.threads)
         accepted = worth > 0 and won.discounted(trust) > least
         text = f"{before.seconds * 1e6:.1f} -> {after.seconds * 1e6:.1f} us, worth {worth:.2g} s"

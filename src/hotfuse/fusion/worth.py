@@ -1,6 +1,6 @@
 """What a candidate is worth under uncertainty, in what the user asked for.
 
-    value = (gain - CAUTION x its standard deviation) x trust x uses x calls per second x horizon - seconds to compile
+    value = (gain - CAUTION x its standard deviation) x trust x uses
 
 Gains are in seconds, or for other objectives in what stands for a second: a core's joules in it, or a gigabyte less to hold.
 """
@@ -85,17 +85,6 @@ def gain(before: PredictedCost, after: PredictedCost, objective: Objective, thre
     return Gain(mean, math.hypot(relative * mean, rest))
 
 
-@dataclass(frozen=True, slots=True)
-class Horizon:
-    """How much a graph is used: calls per second, None where nobody knows, and for how long that may be counted on."""
-
-    calls_per_s: float | None = None
-    seconds: float = 60.0
-
-
-def value(of: Gain, trust: float, uses: int, horizon: Horizon, compile_s: float) -> float:
-    """Seconds won over the horizon; per call where nobody knows how many there will be."""
-    counted = of.discounted(trust) * uses
-    if horizon.calls_per_s is None:
-        return counted
-    return counted * horizon.calls_per_s * horizon.seconds - compile_s
+def value(of: Gain, trust: float, uses: int) -> float:
+    """Seconds won in a call. Whether a graph is called often enough to be compiled at all is asked before (`compile.value`)."""
+    return of.discounted(trust) * uses
