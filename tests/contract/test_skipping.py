@@ -26,7 +26,7 @@ from hotfuse.lower.common.pack import pack
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.constants import Constants
-from hotfuse.lower.run.kernel_state import DENSE, LIMIT, NEVER, SKIPPED, Dial
+from hotfuse.lower.run.kernel_state import DENSE, LIMIT, NEVER, SKIPPED, KernelState
 from hotfuse.native.target import host
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder
@@ -51,7 +51,7 @@ def interpreted(made: Lowered, group: Group, tensors: Sequence[torch.Tensor], li
     outs = outputs_of(made, group.graph, bindings(group.graph, tensors))
     by_name = {v.name: t for v, t in zip(group.graph.inputs, tensors, strict=True)}
     by_name |= {p.value.name: group.weights[p.key].detach() for p in group.graph.params}
-    dial = np.array([limit, 0, 0], np.int64)
+    state = np.array([limit, 0, 0], np.int64)
     buffers: dict[str, Any] = {}
     for a in made.arguments:
         match a:
@@ -62,15 +62,15 @@ def interpreted(made: Lowered, group: Group, tensors: Sequence[torch.Tensor], li
             case PackArgument():
                 buffers[a.buffer] = pack(a.spec, {s.name: as_numpy(by_name[s.name]) for s in a.spec.sources})
             case StateArgument():
-                buffers[a.buffer] = dial
+                buffers[a.buffer] = state
             case _:
                 pass
     interp.run(made.kernel, buffers, sizes_of(made, group.graph, tensors))
-    return list(outs.values()), dial
+    return list(outs.values()), state
 
 
 class Native:
-    """A kernel with its dial."""
+    """A kernel with its state."""
 
     def __init__(self, made: Lowered, group: Group, kernel: Kernel | None = None) -> None:
         self.code = load_kernel(compile_kernel(kernel or made.kernel))
@@ -78,11 +78,11 @@ class Native:
         self.run = glue(group.graph, made, self.code, self.constants)
 
     @property
-    def dial(self) -> Dial:
-        return next(iter(self.constants.dials.values()))
+    def state(self) -> KernelState:
+        return next(iter(self.constants.states.values()))
 
     def at(self, limit: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        self.dial.limit = limit
+        self.state.limit = limit
         return list(self.run(*tensors))
 
 
@@ -136,14 +136,14 @@ def test_all_three_agree_whatever_rows_are_zero(kind: str, m: int, k: int, n: in
         share = 1000 * len(zero) // m
         for limit in (0, share, min(share + 1, NEVER), 1000, NEVER):
             skips = limit * m <= 1000 * len(zero)
-            before = (native.dial.skipped, native.dial.dense)
+            before = (native.state.skipped, native.state.dense)
             (got,) = native.at(limit, x)
             assert (got.double() - want).abs().max() <= bound
-            assert (native.dial.skipped, native.dial.dense) == (before[0] + skips, before[1] + (not skips))
+            assert (native.state.skipped, native.state.dense) == (before[0] + skips, before[1] + (not skips))
         for limit in (0, NEVER):
-            (meant,), dial = interpreted(small, group, [x], limit)
+            (meant,), state = interpreted(small, group, [x], limit)
             assert (meant.double() - want).abs().max() <= bound
-            assert (dial[SKIPPED], dial[DENSE], dial[LIMIT]) == ((1, 0, 0) if limit == 0 else (0, 1, NEVER))
+            assert (state[SKIPPED], state[DENSE], state[LIMIT]) == ((1, 0, 0) if limit == 0 else (0, 1, NEVER))
 
 
 def test_no_rows_at_all() -> None:
@@ -206,7 +206,7 @@ def test_rows_are_zero_behind_what_is_computed_in_front() -> None:
     want = F.linear(torch.relu(x).double(), w.double(), bias.double())
     for limit, skipped in ((333, 1), (334, 1), (NEVER, 1)):  # six of eighteen: 333 thousandths are reached, 334 are not
         (got,) = native.at(limit, x)
-        assert (got.double() - want).abs().max() < 1e-5 and native.dial.skipped == skipped
+        assert (got.double() - want).abs().max() < 1e-5 and native.state.skipped == skipped
 
 
 def test_several_products_of_one_input() -> None:
@@ -251,7 +251,7 @@ def test_batches_and_inputs_that_lie_otherwise() -> None:
     strides = Native(lowered(lies), lies)
     for limit in (0, 400, NEVER):
         assert (strides.at(limit, apart)[0].double() - want).abs().max() < 1e-5
-    assert strides.dial.skipped == 2
+    assert strides.state.skipped == 2
 
 
 def test_on_one_thread_and_while_counting_what_is_stored() -> None:
@@ -266,7 +266,7 @@ def test_on_one_thread_and_while_counting_what_is_stored() -> None:
     for limit in (0, NEVER):
         assert (serial.at(limit, x)[0].double() - want).abs().max() < 1e-4
     counting = instrumented(made.kernel)  # stores of both sides are counted; one of them runs
-    assert [b.name for b in counting.buffers if b.kind == "state"] == ["dial"]
+    assert [b.name for b in counting.buffers if b.kind == "state"] == ["state"]
     assert parse(show(counting)) == counting
 
 
@@ -278,12 +278,12 @@ def test_rounded_products_do_not_look() -> None:
 
 
 def test_a_dial_takes_thousandths() -> None:
-    dial = Dial((NEVER, 0, 0))
-    assert not dial.on
-    dial.limit = 250
-    assert dial.on and dial.limit == 250 and dial.first == NEVER
+    state = KernelState((NEVER, 0, 0))
+    assert not state.on
+    state.limit = 250
+    assert state.on and state.limit == 250 and state.first == NEVER
     with pytest.raises(InternalError, match="thousandths"):
-        dial.limit = -1
+        state.limit = -1
 
 
 # --- the loop over a number in memory

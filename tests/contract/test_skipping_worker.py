@@ -94,8 +94,8 @@ def test_a_measured_crossing_corrects_the_next_prediction() -> None:
 
 def test_the_kernel_begins_with_what_was_measured() -> None:
     made, skips = asked(product(), lambda s: (s - 400) * 1e-7).found()
-    (dial,) = [a for a in made.lowered.arguments if isinstance(a, StateArgument)]
-    assert dial.words == (skips.limit, 0, 0) and 400 < skips.limit < 500
+    (state,) = [a for a in made.lowered.arguments if isinstance(a, StateArgument)]
+    assert state.words == (skips.limit, 0, 0) and 400 < skips.limit < 500
     assert [s for s, _, _ in skips.points] == list(SHARES)
     assert made.lowered.kernel.name.endswith("_skipping")
 

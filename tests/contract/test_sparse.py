@@ -55,7 +55,7 @@ def test_parts_of_k_and_bands_of_rows(k: int, dynamic: bool) -> None:
         x = zeros(many, 0.9, k=k)
         x[: many // 2, :PART] = 0
         (got,) = native.at(0, x)
-        assert native.dial.skipped
+        assert native.state.skipped
         torch.testing.assert_close(got.double(), exact(x, w, b), rtol=0, atol=2e-4)
 
 
@@ -64,9 +64,9 @@ def test_the_interpreter_says_the_same() -> None:
     group = group_of(lambda x: torch.relu(F.linear(x, w, b)), [zeros(6, 0)], constants=True)
     made = lower_contraction(group.graph, CORES[0], sparse=ROWS_TOGETHER)
     for limit, skipped in ((0, 1), (NEVER, 0)):
-        (got,), dial = interpreted(made, group, [zeros(6, 0.8)], limit)
+        (got,), state = interpreted(made, group, [zeros(6, 0.8)], limit)
         torch.testing.assert_close(got.double(), exact(zeros(6, 0.8), w, b), rtol=0, atol=3e-5)
-        assert list(dial[1:]) == [skipped, 1 - skipped]
+        assert list(state[1:]) == [skipped, 1 - skipped]
 
 
 def test_the_share_of_steps_decides() -> None:
@@ -76,13 +76,13 @@ def test_the_share_of_steps_decides() -> None:
     dead = zeros(8, 0)
     dead[:, : K // 2] = 0  # 493 of 1,000 steps of both groups of rows
     native.at(450, dead)
-    assert (native.dial.skipped, native.dial.dense) == (1, 0)
+    assert (native.state.skipped, native.state.dense) == (1, 0)
     native.at(550, dead)
-    assert (native.dial.skipped, native.dial.dense) == (1, 1)
+    assert (native.state.skipped, native.state.dense) == (1, 1)
     half = zeros(8, 0)
     half[:ROWS_TOGETHER] = 0  # the first rows promise more than all keep
     native.at(550, half)
-    assert (native.dial.skipped, native.dial.dense) == (1, 2)
+    assert (native.state.skipped, native.state.dense) == (1, 2)
 
 
 def test_what_is_not_zero_stays_and_zero_of_either_sign_goes() -> None:

@@ -15,7 +15,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.compile.learn import strategy_history
-from hotfuse.lower.run.kernel_state import NEVER, Dial
+from hotfuse.lower.run.kernel_state import NEVER, KernelState
 from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
 from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.examine import Examiner
@@ -93,7 +93,7 @@ def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]
         traffic["zero rows"] = 0.6
         served(fast, sparse, lambda: entry_of(fast).plan.sides is not None)
         plan, sides = entry_of(fast).plan, entry_of(fast).plan.sides
-        assert sides is not None and plan.tier == 2 and plan.layers == (ROWS,) and len(sides.dials) == 1
+        assert sides is not None and plan.tier == 2 and plan.layers == (ROWS,) and len(sides.states) == 1
         (begun,) = decided(fast, Action.SPECIALIZE)
         assert begun["products"] == 1, "the second product's rows are never zero: there is a bias"
         before = sides.counts()
@@ -106,7 +106,7 @@ def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]
         assert "rows of zeros: skipped from" in text and "calls skipping rows" in text
 
         traffic["zero rows"] = 0.0
-        served(fast, dense, lambda: not sides.dials[0].on, 400_000)
+        served(fast, dense, lambda: not sides.states[0].on, 400_000)
         (gone,) = decided(fast, Action.DROP)
         assert gone["why"] is Why.NO_ZERO_ROWS and entry_of(fast).plan is plan
         before = sides.counts()
@@ -116,7 +116,7 @@ def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]
         assert counts["calls_skipping_rows"] == before["calls_skipping_rows"] and counts["products_not_looking"] == 1
 
         traffic["zero rows"] = 0.6
-        served(fast, sparse, lambda: sides.dials[0].on, 400_000)
+        served(fast, sparse, lambda: sides.states[0].on, 400_000)
         before = sides.counts()
         right(sparse)
         assert sides.counts()["calls_skipping_rows"] == before["calls_skipping_rows"] + 1
@@ -165,7 +165,7 @@ def test_zeros_within_rows_are_left_out_too(traffic: dict[str, float]) -> None:
         assert after["calls_with_all_rows"] == before["calls_with_all_rows"] + 1
         assert "zeros within rows: skipped from" in str(fast.explain(full=True))
         traffic["zero rows"] = 0.0
-        served(fast, dense, lambda: not sides.dials[0].on, 400_000)
+        served(fast, dense, lambda: not sides.states[0].on, 400_000)
         assert (fast(sparse) - wide(sparse.double())).abs().max() < 1e-4
 
 
@@ -247,9 +247,9 @@ def test_zeros_are_suspected_after_enough_samples() -> None:
 
 
 def test_sides_are_given_up_and_taken_up_more_and_more_seldom() -> None:
-    dial = Dial((300, 0, 0))
-    sides = Sides([dial])
-    words = dial._words  # pyright: ignore[reportPrivateUsage]
+    state = KernelState((300, 0, 0))
+    sides = Sides([state])
+    words = state._words  # pyright: ignore[reportPrivateUsage]
 
     def waits() -> int:
         n = 1
@@ -258,16 +258,16 @@ def test_sides_are_given_up_and_taken_up_more_and_more_seldom() -> None:
         return n
 
     words[2] = MAX_DENSE_CALLS - 1
-    assert sides.one_sided() == 0 and dial.on
+    assert sides.one_sided() == 0 and state.on
     words[1] += 1  # one call left rows out: counting begins anew
     words[2] += 1
     assert sides.one_sided() == 0
     words[2] += MAX_DENSE_CALLS - 1
     assert sides.one_sided() == 0
     words[2] += 1
-    assert sides.one_sided() == 1 and dial.limit == NEVER and sides.one_sided() == 0
+    assert sides.one_sided() == 1 and state.limit == NEVER and sides.one_sided() == 0
     assert sides.counts() == {"calls_skipping_rows": 1, "calls_with_all_rows": words[2], "products_not_looking": 1}
-    assert waits() == MAX_DENSE_CALLS and sides.look_again() == 1 and dial.limit == 300
+    assert waits() == MAX_DENSE_CALLS and sides.look_again() == 1 and state.limit == 300
     assert not sides.may_look_again(), "it looks"
     words[2] += MAX_DENSE_CALLS
     assert sides.one_sided() == 1

@@ -20,7 +20,7 @@ from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.exchange import Exchange
 from hotfuse.profile.store import Store
 
-Courtesy = AbstractContextManager[None]
+BackgroundContext = AbstractContextManager[None]
 """What keeps an exchange from holding calls up: it makes thousands of objects, as does an error of the database."""
 LONGEST_S = 60.0
 """Longest pause after failures."""
@@ -50,7 +50,8 @@ class CentralSync:
     """Exchanges rows every so often."""
 
     def __init__(
-        self, url: str, local: Store, log: EventLog, every_s: float, keep: int, around: Callable[[], Courtesy] = nullcontext
+        self, url: str, local: Store, log: EventLog, every_s: float, keep: int,
+        around: Callable[[], BackgroundContext] = nullcontext,
     ) -> None:  # fmt: skip
         self._central = Store.open(url)
         self._exchange = Exchange(local, self._central)

@@ -1,6 +1,6 @@
 """What becomes of a plan whose kernels may leave rows of zeros out: when they stop looking for such rows, and begin again.
 
-A dial that turned no call for long is switched off, which costs nothing, and on again when sampled calls show zeros; each time in
+A state that turned no call for long is turned off, which costs nothing, and on again when sampled calls show zeros; each time in
 vain makes the next wait twice as long.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from hotfuse.lower.run.kernel_state import NEVER, Dial
+from hotfuse.lower.run.kernel_state import NEVER, KernelState
 
 MAX_DENSE_CALLS = 64
 """Calls of a product without rows of zeros after which it stops looking for them."""
@@ -17,10 +17,10 @@ MOST_PATIENCE = 10
 
 
 class Sides:
-    """The dials of one plan: what their products did, and when to stop looking and to begin again."""
+    """The states of one plan: what their products did, and when to stop looking and to begin again."""
 
-    def __init__(self, dials: Sequence[Dial]) -> None:
-        self.dials = tuple(dials)
+    def __init__(self, states: Sequence[KernelState]) -> None:
+        self.states = tuple(states)
         self._lock = threading.Lock()
         self._from: dict[int, tuple[int, int]] = {}
         self._patience = 0
@@ -30,13 +30,13 @@ class Sides:
     def begin(self) -> None:
         """Count from now on: calls that proved and raced a plan are none of its traffic."""
         with self._lock:
-            self._from = {d.address: (d.skipped, d.dense) for d in self.dials}
+            self._from = {d.address: (d.skipped, d.dense) for d in self.states}
 
     def one_sided(self) -> int:
-        """Switch off dials whose products found nothing to leave out in many calls; how many these are."""
+        """Switch off states whose products found nothing to leave out in many calls; how many these are."""
         with self._lock:
             gone = 0
-            for d in self.dials:
+            for d in self.states:
                 skipped, dense = self._from[d.address]
                 if not d.on:
                     continue
@@ -52,9 +52,9 @@ class Sides:
             return gone
 
     def may_look_again(self) -> bool:
-        """Whether dials are off, and were for long enough; every question counts."""
+        """Whether states are off, and were for long enough; every question counts."""
         with self._lock:
-            if all(d.on for d in self.dials):
+            if all(d.on for d in self.states):
                 return False
             self._asked += 1
             return self._asked >= MAX_DENSE_CALLS << max(0, self._patience - 1)
@@ -62,7 +62,7 @@ class Sides:
     def look_again(self) -> int:
         """Switch on those that are off; how many these are."""
         with self._lock:
-            off = [d for d in self.dials if not d.on]
+            off = [d for d in self.states if not d.on]
             for d in off:
                 d.limit = d.first
                 self._from[d.address] = (d.skipped, d.dense)
@@ -71,5 +71,6 @@ class Sides:
 
     def counts(self) -> dict[str, int]:
         """How often which side ran, for `stats()` and `explain()`."""
-        return {"calls_skipping_rows": sum(d.skipped for d in self.dials), "calls_with_all_rows": sum(d.dense for d in self.dials),
-                "products_not_looking": sum(not d.on for d in self.dials)}  # fmt: skip
+        return {"calls_skipping_rows": sum(d.skipped for d in self.states),
+                "calls_with_all_rows": sum(d.dense for d in self.states),
+                "products_not_looking": sum(not d.on for d in self.states)}  # fmt: skip

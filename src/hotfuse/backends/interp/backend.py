@@ -161,8 +161,8 @@ class _InterpretedGroup:
                     sources = tuple(replace(s, name=self.keys[s.name]) for s in a.spec.sources)
                     buffers[a.buffer] = self.constants.pack(replace(a.spec, sources=sources))
                 case StateArgument():
-                    dial = self.constants.state(id(self.kernel), a.words)
-                    buffers[a.buffer] = dial.memory
+                    state = self.constants.state(id(self.kernel), a.words)
+                    buffers[a.buffer] = state.memory
                 case SymbolArgument():
                     sizes[a.size] = env[a.symbol]
                 case StrideArgument():

@@ -20,7 +20,7 @@ GLANCE = 2
 HOPELESS = 1.05
 LEAST_GAIN = 0.006
 """Part of the plan's time that an exchange must save: the least of several measurements repeats about as well."""
-NEAR = 1.3
+MAX_OVER_BEST = 1.3
 """Candidates that took more than so many times the best one's time alone are not tried in the plan."""
 MOST_OTHERS = 3
 
@@ -43,7 +43,7 @@ class TunedChoice:
 def alternatives(us: Sequence[float | None], chosen: int, library_us: float) -> list[int]:
     """Candidates that are worth a try instead of the chosen one, by what they took alone; None is one that was wrong."""
     best = min((t for t in us if t is not None), default=library_us)
-    bound = NEAR * min(best, library_us)
+    bound = MAX_OVER_BEST * min(best, library_us)
     near = sorted((t, i) for i, t in enumerate(us) if t is not None and i != chosen and t <= bound)
     return [i for _, i in near[:MOST_OTHERS]]
 

@@ -1,4 +1,4 @@
-"""Courtesy of background jobs towards the calls in the same process: short turns with the interpreter lock, no long collections.
+"""The priority of background jobs below the calls of the same process: short turns with the interpreter lock, no long collections.
 
 A library call of a served model gives the lock up and wants it back for every operator. While a job runs Python code, each of
 these waits is one switch interval, five milliseconds unless somebody chose otherwise, and a model of 250 operators takes a second

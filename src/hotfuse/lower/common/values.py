@@ -1,4 +1,4 @@
-"""Any value of a group at any position, as a tile: the heart of fusion.
+"""Any value of a group at any position, as a tile: the core of fusion.
 
     space = Space.of((M, N))                                   the loops' own shape
     at = Evaluator(memory, graph, space)

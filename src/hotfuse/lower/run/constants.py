@@ -21,7 +21,7 @@ from hotfuse.lower.common.lowered import PackArgument, StateArgument
 from hotfuse.lower.common.pack import PackSpec, pack
 from hotfuse.lower.run.description import Constant, Word
 from hotfuse.lower.run.forks import Switch
-from hotfuse.lower.run.kernel_state import Dial
+from hotfuse.lower.run.kernel_state import KernelState
 from hotfuse.tile.memory import NUMPY
 
 
@@ -36,7 +36,7 @@ class Constants:
         """Keys of params of which there is a copy, packed or in another order."""
         self.read: set[str] = set()
         """Keys of params that are read where they lie."""
-        self.dials: dict[int, Dial] = {}
+        self.states: dict[int, KernelState] = {}
         """By their kernel's address."""
         self._made: dict[object, Any] = {}
         self._packed: dict[str, MadeOf[Any]] = {}
@@ -66,11 +66,11 @@ class Constants:
             self._packed[at] = made
         return self._packed[at].value
 
-    def state(self, code: int, words: tuple[int, ...]) -> Dial:
+    def state(self, code: int, words: tuple[int, ...]) -> KernelState:
         """The words of the kernel at this address that outlive its calls."""
-        if code not in self.dials:
-            self.dials[code] = Dial(words)
-        return self.dials[code]
+        if code not in self.states:
+            self.states[code] = KernelState(words)
+        return self.states[code]
 
     def word(self, word: Word, kernels: Mapping[int, int]) -> tuple[int, Any]:
         """What a word of a run's table holds, and what has to stay alive for it; `kernels` are addresses of code."""
@@ -92,8 +92,8 @@ class Constants:
                 argument = argument_from_json(json.loads(word.pack))
                 if not isinstance(argument, StateArgument):
                     raise InternalError("a word of a table has no state")
-                dial = self.state(kernels[word.kernel], argument.words)
-                return dial.address, dial
+                state = self.state(kernels[word.kernel], argument.words)
+                return state.address, state
             case Constant.SWITCH:
                 switch = Switch()
                 return switch.address, switch

@@ -1,4 +1,4 @@
-"""Words of a kernel that outlive its calls: where its dispatch changes sides, and how often it took which."""
+"""State of a kernel: words that outlive its calls: where its dispatch changes sides, and how often it took which."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from hotfuse.base.errors import InternalError
 
 LIMIT, SKIPPED, DENSE = range(3)
-"""What the words of a dial are: the limit, and how often rows were skipped and were not."""
+"""What the words are: the limit, and how often rows were skipped and were not."""
 WHOLE, NEVER = 1000, 1001
 """All rows, in thousandths; and the limit that no call reaches, at which rows are not even looked at."""
 ROWS_TOGETHER = 2
@@ -18,7 +18,7 @@ ROWS_TOGETHER = 2
 their own in every row, and the more rows have to agree, the fewer steps are left out."""
 
 
-class Dial:
+class KernelState:
     """Read and counted in native code; the limit is one word, so a call sees an old one or a new one."""
 
     def __init__(self, words: tuple[int, ...]) -> None:

@@ -86,8 +86,8 @@ def assembled(
     runs = (*shared.runs, *shared.spare)
     memory = PlanMemory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
 
-    dials = tuple(shared.constants.dials.values())
-    sides = Sides(dials) if dials else None
+    states = tuple(shared.constants.states.values())
+    sides = Sides(states) if states else None
 
     def counters() -> dict[str, int]:
         return {

@@ -6,7 +6,7 @@ which begins at every round (Shiryaev and Roberts), on "it loses so many of all 
 mean of the three is expected to grow by one per round at most while the plan is not slower, and false alarms are RUN rounds apart
 on average, however often one looks and however long the plan was fast before. A plan that loses every round by a little is
 withdrawn after some sixteen. What a plan costs while it stays grows with how much slower it is, and chance seldom shows large
-ratios in nearly all of the last rounds; so beyond `FAR` less evidence is asked for: of what is seven times as slow nine rounds.
+ratios in nearly all of the last rounds; so beyond `MUCH_SLOWER` less evidence is asked for: nine rounds if seven times as slow.
 
 A round costs what the reference takes longer, twice because its first call only warms caches up, and four looks at calls. That is
 paid from `BUDGET` of the calls' time, so a plan that is much faster is looked at seldom; while it seems slower the reference is no
@@ -46,7 +46,7 @@ STALE_S = 1.0
 """A half of a round that waited longer is forgotten: the machine may have another speed by now."""
 RUN = 10_000.0
 """Rounds between two false alarms, at least, on average."""
-FAR, RUN_AT_LEAST = 2.0, 50.0
+MUCH_SLOWER, RUN_AT_LEAST = 2.0, 50.0
 """From how many times as slow on less evidence is asked for, and how much of it at least."""
 LOSING = (0.6, 0.75, 0.95)
 """Parts of its rounds that a plan loses if it is slower: a little in much noise, or clearly."""
@@ -214,7 +214,7 @@ class Audit:
         lost = plan > self._allowed * reference
         for i, p in enumerate(LOSING):
             self._evidence[i] = (1.0 + self._evidence[i]) * 2 * (p if lost else 1 - p)
-        by_far = self._late_ratios()[:3][-1] / (FAR * self._allowed)  # nearly all are above it; two rounds are no evidence yet
+        by_far = self._late_ratios()[:3][-1] / (MUCH_SLOWER * self._allowed)  # nearly all are above it; two rounds are too few
         return self.evidence >= max(RUN_AT_LEAST, RUN / max(1.0, by_far) ** 3)
 
     def _late_ratios(self) -> list[float]:

@@ -78,9 +78,9 @@ class _Glue:
                 case PackArgument():
                     pointers.append(self._address(self._packed(a)))
                 case StateArgument():
-                    dial = self.constants.state(self.kernel.address, a.words)
-                    self.keep.append(dial)
-                    pointers.append(str(dial.address))
+                    state = self.constants.state(self.kernel.address, a.words)
+                    self.keep.append(state)
+                    pointers.append(str(state.address))
                 case SymbolArgument():
                     numbers.append(sizes[a.symbol])
                 case StrideArgument():

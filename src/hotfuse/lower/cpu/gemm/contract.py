@@ -177,7 +177,7 @@ class _GemmGroup:
                 rows.tell(DENSE)
                 write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         assert isinstance(p.b, Buffer)
-        return self._call(p.b, rows.dial)
+        return self._call(p.b, rows.state)
 
     def _sparse(self, p: Product, owners: list[list[Value]], together: int, *, in_loop: bool) -> Lowered:
         """Both sides: with steps left out at which a few rows are zero, and as it always is."""
@@ -193,7 +193,7 @@ class _GemmGroup:
                 steps.tell(DENSE)
                 write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         assert isinstance(p.b, Buffer)
-        return self._call(p.b, steps.dial)
+        return self._call(p.b, steps.state)
 
     def _part(self, row: Dim, step: Dim, width: int, left: Dim | None, then: Callable[[Tile], None]) -> None:
         """A part of a row of the left operand, computed or as it lies."""
@@ -309,12 +309,12 @@ class _GemmGroup:
 
         return scaled(b, b.cast(corrected(b, sums, s, self.k, number, of_columns, of_row), real), s, number, of_weight)
 
-    def _call(self, packed: Buffer, dial: Buffer | None = None) -> Lowered:
+    def _call(self, packed: Buffer, state: Buffer | None = None) -> Lowered:
         kernel, memory = self.builder.finish(), self.memory
         buffers: dict[str, BufferArgument | PackArgument | StateArgument] = {a.buffer: a for a in memory.arguments}
         buffers[packed.name] = PackArgument(packed.name, self.spec)
-        if dial is not None:
-            buffers[dial.name] = StateArgument(dial.name, (NEVER, 0, 0))
+        if state is not None:
+            buffers[state.name] = StateArgument(state.name, (NEVER, 0, 0))
         if self.column_sums is not None:
             name = self.column_sums.name
             buffers[name] = PackArgument(name, replace(self.spec, dtype=DType.I32))

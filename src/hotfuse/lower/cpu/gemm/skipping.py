@@ -1,6 +1,6 @@
 """Rows of zeros: a product that finds them first, and multiplies only the others where that pays.
 
-    limit = dial[0]                             from which share of zero rows on skipping pays, in thousandths; beyond 1000: never
+    limit = state[0]                             from which share of zero rows on skipping pays, in thousandths; beyond 1000: never
     for every row: is any element not zero?     one read of A, of a row that is not zero only its beginning
     order = rows that are not zero, then those that are
     if enough rows are zero:
@@ -45,14 +45,14 @@ class ActiveRows:
     lanes: int
     part: Computed
     """A part of a row of A."""
-    dial: Buffer = field(init=False)
+    state: Buffer = field(init=False)
     _some: Buffer = field(init=False)
     _order: Buffer = field(init=False)
     _count: Buffer = field(init=False)
 
     def __post_init__(self) -> None:
         b, room = self.b, expr("max", 1, self.m)
-        self.dial = b.state("dial", 3)
+        self.state = b.state("state", 3)
         self._some = b.shared("some", DType.I64, (room,))
         self._order = b.shared("order", DType.I64, (room,))
         self._count = b.shared("active", DType.I64, (1,))
@@ -61,7 +61,7 @@ class ActiveRows:
     def counted(self) -> Generator[tuple[Sym, Dim]]:
         """How many rows are not zero, and whether enough are that they are to be skipped."""
         b, m = self.b, self.m
-        with b.given("limit", self.dial, (LIMIT,), 0, NEVER + 1) as limit:
+        with b.given("limit", self.state, (LIMIT,), 0, NEVER + 1) as limit:
             with b.when(expr("<=", limit, WHOLE)):
                 self._look()
                 self._sort()
@@ -125,7 +125,7 @@ class ActiveRows:
 
     def tell(self, word: int) -> None:
         """Count a side."""
-        self.b.count(self.dial, (word,), self.b.fill(1, DType.BOOL))
+        self.b.count(self.state, (word,), self.b.fill(1, DType.BOOL))
 
     def rest(self, active: Dim, panels: Dim, nr: int, acc: DType, finish: Finish) -> None:
         """What becomes of sums of zero, for every row of zeros."""

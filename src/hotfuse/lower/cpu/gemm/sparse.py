@@ -1,6 +1,6 @@
 """Zeros within rows: a product that multiplies, for a few rows at a time, only the steps of K at which one of them is not zero.
 
-    limit = dial[0]                             from which share of such steps on this pays, in thousandths; beyond 1000: never
+    limit = state[0]                             from which share of such steps on this pays, in thousandths; beyond 1000: never
     for every few rows: steps at which any of them is not zero, as a list      the first rows tell whether others are looked at
     if enough steps are left out:
       parallel panel: for every part of K: for every few rows:
@@ -50,7 +50,7 @@ class ActiveSteps:
     left: Left
     """Rows of A, read where they lie."""
     rows: int = ROWS_TOGETHER
-    dial: Buffer = field(init=False)
+    state: Buffer = field(init=False)
     groups: Dim = field(init=False)
     _steps: Buffer = field(init=False)
     _counts: Buffer = field(init=False)
@@ -61,7 +61,7 @@ class ActiveSteps:
     def __post_init__(self) -> None:
         b = self.b
         self.groups = expr("max", 1, expr("ceildiv", self.m, self.rows))
-        self.dial = b.state("dial", 3)
+        self.state = b.state("state", 3)
         self._steps = b.shared("steps", DType.I32, (self.groups, self.parts, PART))
         self._in_part = b.shared("in_part", DType.I64, (self.groups, self.parts))
         self._counts = b.shared("counts", DType.I64, (self.groups,))
@@ -76,7 +76,7 @@ class ActiveSteps:
     def counted(self) -> Generator[Dim]:
         """Whether enough steps can be left out."""
         b, k = self.b, self.k
-        with let(b, "groups", self.groups) as groups, b.given("limit", self.dial, (LIMIT,), 0, NEVER + 1) as limit:
+        with let(b, "groups", self.groups) as groups, b.given("limit", self.state, (LIMIT,), 0, NEVER + 1) as limit:
             whole = expr("*", groups, k)
             b.store(self._total, (0,), b.index(whole))
             with b.when(expr("<=", limit, WHOLE)):
@@ -170,4 +170,4 @@ class ActiveSteps:
 
     def tell(self, word: int) -> None:
         """Count a side."""
-        self.b.count(self.dial, (word,), self.b.fill(1, DType.BOOL))
+        self.b.count(self.state, (word,), self.b.fill(1, DType.BOOL))

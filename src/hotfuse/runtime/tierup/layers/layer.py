@@ -124,7 +124,7 @@ def composed(
     """A plan of tier 2 that is one partition around plans of pieces: what these hold and count is its own."""
     part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]) if graph.nodes else "cpu")
     inside = list(dict.fromkeys(pieces))
-    dials = [d for p in inside if p.sides is not None for d in p.sides.dials]
+    states = [d for p in inside if p.sides is not None for d in p.sides.states]
 
     def counted() -> dict[str, int]:
         found = Counter[str]()
@@ -145,7 +145,7 @@ def composed(
         Partitioning(graph, (part,)), (Artifact(graph, run, kind, about),), run, 2, said, memory=memory,
         runs=tuple(r for p in inside for r in p.runs), counters=counted, begin=begun, bet=bet,
         bets=(*((counts,) if counts is not None else ()), *(b for p in inside for b in p.bets)),
-        sides=Sides(list({d.address: d for d in dials}.values())) if dials else None,
+        sides=Sides(list({d.address: d for d in states}.values())) if states else None,
     )  # fmt: skip
 
 
