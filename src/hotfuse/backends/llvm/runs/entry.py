@@ -374,7 +374,7 @@ def stub() -> Loaded:
     library = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
     threads = ctypes.cast(getattr(library, _THREADS), ctypes.c_void_p).value or 0
     symbols = {**python_symbols(*_API), "hf_threads": threads, **tensors.symbols(), **faults.SYMBOLS,
-               growth.GROWN: growth.rooms().address(growth.GROWN)}  # fmt: skip
+               growth.GROWN: growth.capacity_table().address(growth.GROWN)}  # fmt: skip
     return load_object(helper_object(_text()), [ENTER, LET_GO], symbols)
 
 

@@ -42,7 +42,7 @@ declare ptr @PyWeakref_GetObject(ptr)
 declare void @Py_DecRef(ptr)
 declare void @PyErr_Clear()
 declare ptr @PyErr_NoMemory()
-@rooms = internal global [{2 * _PAIRS * _WORDS} x i64] zeroinitializer, align 64
+@capacities = internal global [{2 * _PAIRS * _WORDS} x i64] zeroinitializer, align 64
 
 define internal ptr @pair(ptr %object) {{
   %address = ptrtoint ptr %object to i64
@@ -51,7 +51,7 @@ define internal ptr @pair(ptr %object) {{
   %mixed = xor i64 %low, %high
   %number = and i64 %mixed, {_PAIRS - 1}
   %word = mul i64 %number, {2 * _WORDS}
-  %entry = getelementptr i64, ptr @rooms, i64 %word
+  %entry = getelementptr i64, ptr @capacities, i64 %word
   ret ptr %entry
 }}
 
@@ -266,6 +266,6 @@ _API = ("PyWeakref_NewRef", "PyWeakref_GetObject", "Py_DecRef", "PyErr_Clear", "
 
 
 @once
-def rooms() -> Loaded:
+def capacity_table() -> Loaded:
     """The compiled table; it lives as long as the process."""
     return load_object(helper_object(_TEXT), [GROWN], {**python_symbols(*_API), **tensors.symbols()})
