@@ -22,6 +22,8 @@ QUICK_MODELS = ("silero-vad", "magika", "ppocr-v4-det", "ppocr-v4-rec", "minilm"
 MODELS = ("silero-vad", "silero-vad-ifless", "silero-vad-sequence", "magika", "ppocr-v4-det", "ppocr-v4-rec", "ppocr-cls",
           "ppocr-v6-det", "ppocr-v6-rec", "minilm", "bert-base", "distilbert", "gpt2", "vit-base", "resnet-50",
           "mixtral-small")  # fmt: skip
+LARGE_MODELS = frozenset({"minilm", "bert-base", "distilbert", "gpt2", "vit-base", "resnet-50", "mixtral-small"})
+"""Those that are exported and converted first."""
 INT8 = "mlp.int8-dynamic,mlp.int8-tensor,cnn.int8-tensor"
 ARCHITECTURES = "bert,gpt2,vit,swin,convnext,segformer,unet,lstm,quartznet,mamba"
 
@@ -109,7 +111,8 @@ def _model(name: str, threads: int, *, profile: Profile) -> Measurement:
     return Measurement(
         f"models/{name}, {threads} threads" if threads > 1 else f"models/{name}",
         ("models", "--models", name, "--threads", str(threads), *more, "--again", "--results", "{folder}", "--json", OUT),
-        readings.whole_model, 30 if profile == "quick" else 90, (profile,), threads, cores=threads,
+        readings.whole_model, (45 if name in LARGE_MODELS else 15) * (1 if profile == "quick" else 3), (profile,), threads,
+        cores=threads,
     )  # fmt: skip
 
 
@@ -134,11 +137,11 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Measurement("programs/torch.compile", ("programs", "compile"), readings.compile_backend, 120, FULL),
     Measurement("programs/Python that reads data", ("data_paths", "--json"), readings.data_paths, 60),
     Measurement("programs/generate", ("decode", "--sizes", "25", "--dtypes", "float32", "--threads", "1", "--seconds", "15",
-                                      "--json"), readings.decode, 50, ("quick",), document=lambda text: [readings.document(text)]),
+                                      "--json"), readings.decode, 40, ("quick",), document=lambda text: [readings.document(text)]),
     Measurement("programs/generate, more sizes", ("decode", "--json"), readings.decode, 900, FULL,
                 document=lambda text: readings.jsonl("\n".join(x for x in text.splitlines() if x.startswith("{")))),
     Measurement("start/second processes", ("warm", "--parts", "start", "--models", "ppocr-v4-rec,silero-vad", "--json"),
-                readings.warm_start, 60, ("quick",)),
+                readings.warm_start, 80, ("quick",)),
     Measurement("start/second processes, BERT-base too", ("warm", "--parts", "start", "--json"), readings.warm_start, 120, FULL),
     Measurement("start/first five seconds", ("start", "--models", "ppocr-v4-rec,silero-vad", "--json"), readings.first_seconds, 30),
     Measurement("load/sessions", ("saturated", "--models", "ppocr-v4-rec", "--seconds", "45", "--idle-seconds", "25", "--json"),
@@ -147,12 +150,12 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Measurement("small/modules", ("never_worse", "--only", "small", "--threads", "1", "--json"), readings.small_modules, 70),
     Measurement("small/modules, 2 threads", ("never_worse", "--only", "small", "--threads", "2", "--json"),
                 readings.small_modules, 70, FULL, 2, cores=2),
-    Measurement("small/dispatch", ("dispatch", "--rounds", "100", "--json"), readings.dispatch, 30),
+    Measurement("small/dispatch", ("dispatch", "--rounds", "100", "--json"), readings.dispatch, 15),
     Measurement("small/watching", ("watching", "--models", "mlp,bert-base,magika", "--json"), readings.watching, 200, FULL),
     Measurement("inputs/padding", ("inputs", "padding", "--contenders", "packed", "--shares", "0.33,1", "--json", OUT),
                 readings.padding, 110, ("quick",)),
     Measurement("inputs/padding, every share", ("inputs", "padding", "--json", OUT), readings.padding, 600, FULL),
-    _corpus("int8", "files", INT8, "ort", 0.95, 110, ("quick", "full")),
+    _corpus("int8", "quantized files", INT8, "ort", 0.95, 60, ("quick", "full")),
     Measurement("memory/a text recognizer", ("memory", "--json"), readings.memory, 80),
     _corpus("time", "architectures", ARCHITECTURES, "eager", 1.0, 400, FULL),
     Measurement("time/BERT-base under traffic that changes", ("adapt", "--again", "--json"), readings.adapt, 500, FULL),

@@ -97,9 +97,13 @@ def _pair(record: PageRecord | None) -> tuple[str, str]:
 def _commands(records: Sequence[PageRecord]) -> list[str]:
     """How each was measured: one line where they differ by the model alone."""
     if records[0].name.startswith("models/"):
-        first = records[0]
-        return [f"`{first.command}`, and so on."]
-    return [f"- {_title(r)}: `{r.command}`" for r in records]
+        return [f"`{_command(records[0])}`, and so on."]
+    return [f"- {_title(r)}: `{_command(r)}`" for r in records]
+
+
+def _command(r: PageRecord) -> str:
+    """As a reader would type it: files that the page gave it have names."""
+    return r.command.replace("{out}", "out.json").replace("{folder}", "DIR")
 
 
 def _missing(records: Sequence[PageRecord], expected: Sequence[tuple[Measurement, str]]) -> list[str]:

@@ -22,7 +22,8 @@ OF = Stamp("0123456789abcdef", dirty=False, machine="a processor, 2 cores", core
 
 
 def record(name: str, *figures: Figure, threads: int = 1, of: Stamp = OF) -> PageRecord:
-    return PageRecord(name, f"python -m benchmarks.{name.partition('/')[0]}", of, threads, "2026-01-02", 12.0, figures=figures)
+    command = f"python -m benchmarks.{name.partition('/')[0]} --json {{out}}"
+    return PageRecord(name, command, of, threads, "2026-01-02", 12.0, figures=figures)
 
 
 def model(name: str, ratio: Figure, ms: float, threads: int = 1) -> PageRecord:
@@ -65,7 +66,7 @@ Commit `0123456789ab`, 2026-01-02; a processor, 2 cores; Python 3.12.1, torch 2.
 | bert | 1.25× (1.20–1.30) OpenVINO | 80.5 ms | 1.50× eager | 44 ms |
 | tiny | **0.90× (0.85–0.95) ONNX Runtime** | 0.25 ms | – |  |
 
-`python -m benchmarks.models`, and so on.
+`python -m benchmarks.models --json out.json`, and so on.
 
 ## The first seconds, and second processes
 
@@ -76,7 +77,7 @@ Commit `0123456789ab`, 2026-01-02; a processor, 2 cores; Python 3.12.1, torch 2.
 | second processes: bert: second process | 1 | **1.4 s** |  | ≤ 1 s |  |
 | second processes: tiny: second process | 1 | **none** |  | ≤ 0.3 s |  |
 
-- second processes: `python -m benchmarks.start`
+- second processes: `python -m benchmarks.start --json out.json`
 
 ## Memory
 
@@ -86,7 +87,7 @@ Commit `0123456789ab`, 2026-01-02; a processor, 2 cores; Python 3.12.1, torch 2.
 | --- | --- | --- | --- | --- | --- |
 | a text recognizer | 1 | **late** | | | not done after 240 s |
 
-- a text recognizer: `python -m benchmarks.memory`
+- a text recognizer: `python -m benchmarks.memory --json out.json`
 
 ## Not measured
 
