@@ -242,3 +242,27 @@ def test_documents_of_benchmarks_become_figures() -> None:
     assert readings.document(lines) == {"b": 2} and readings.document('{\n "a": 1\n}') == {"a": 1}
     with pytest.raises(ValueError, match="wrote nothing"):
         readings.document("")
+
+
+def test_documents_of_programs_and_inputs_become_figures() -> None:
+    rows = {"denoising": {"same": True, "times_as_fast": 2.0}, "detection": {"same": False, "times_as_fast": 1.5},
+            "timm": {"not_run": "no timm here"}}  # fmt: skip
+    found = readings.recipes({"recipes": {"recipes": rows, "all_the_same": False, "geomean": 1.7}})
+    assert [(f.label, f.value, f.note) for f in found] == [
+        ("denoising", 2.0, ""), ("detection", 1.5, "OTHER RESULTS"), ("timm", None, "not run: no timm here"),
+        ("all of them, geomean", 1.7, "")]  # fmt: skip
+    assert [f.missed for f in found] == [False, False, False, False]
+    (over,) = readings.gradients({"gradients": {"over_eager": 1.2, "ms": {}, "tiers": {}}})
+    assert over.missed and over.value == 1.2
+    shares = [{"real": "33%", "packed over eager": 3.5, "error": "1e-6"}, {"real": "100%", "packed over eager": 0.9}]
+    padded = readings.padding({"padding": shares})
+    assert [(f.value, f.missed) for f in padded] == [(3.5, False), (0.9, True)]
+    warm = readings.warm_start({"start": {"silero-vad": {"cold_s": 5.0, "warm_s": 0.5, "first_seconds": None}}})
+    assert [f.missed for f in warm] == [False, True]
+    (held,) = readings.memory({"rec": {"ort_mb": 100.0, "hotfuse_mb": 180.0}})
+    assert (held.value, held.missed) == (1.8, False)
+    corpus = [{"model": "a", "ratios": {"hotfuse": 1.0, "ort": 0.9}, "status": "ok", "why": "", "tier": 0},
+              {"model": "b", "ratios": {}, "status": "late", "why": "no answer", "tier": None}]  # fmt: skip
+    lost, absent = readings.corpus_rows(corpus, at_least=0.95)
+    assert lost.missed and lost.note == "no compiled code within the traffic"
+    assert absent.missed and absent.value is None and absent.note == "no answer"
