@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.model_rows import OURS, TIER0
@@ -28,26 +28,26 @@ def document(text: str) -> Any:
 
 def whole_model(row: Mapping[str, Any]) -> list[Figure]:
     """`benchmarks.models`: over the best of the others, and what a call takes."""
-    others = {n: r for n, r in row["ratios"].items() if n not in (OURS, TIER0)}
+    others: dict[str, float] = {n: r for n, r in row["ratios"].items() if n not in (OURS, TIER0)}
     if OURS not in row["timings"] or not others:
         raise ValueError(row["absent"].get(OURS, "nothing to compare with"))
-    best = min(others, key=lambda n: others[n])
+    best: str = min(others, key=lambda n: others[n])
     low, high = row.get("spreads", {}).get(best, (None, None))
     absent = "; ".join(f"{NAMES.get(n, n)} absent" for n in row["absent"] if n in NAMES)
     return [Figure("over the best", others[best], "×", low, high, NAMES.get(best, best), at_least=0.97, note=absent),
             Figure("a call", row["timings"][OURS]["median_ms"], "ms")]  # fmt: skip
 
 
-def corpus_rows(lines: list[Mapping[str, Any]], at_least: float) -> list[Figure]:
+def corpus_rows(lines: Sequence[Mapping[str, Any]], at_least: float) -> list[Figure]:
     """`benchmarks.corpus run`: each model over the best peer."""
     found: list[Figure] = []
     for row in lines:
-        others = {n: r for n, r in row["ratios"].items() if n != OURS}
+        others: dict[str, float] = {n: r for n, r in row["ratios"].items() if n != OURS}
         if row["status"] != "ok" or not others:
             why = row["why"] or row["status"]
             found.append(Figure(row["model"], None, "×", against="the best peer", at_least=at_least, note=why))
             continue
-        best = min(others, key=lambda n: others[n])
+        best: str = min(others, key=lambda n: others[n])
         served = "" if row["tier"] else "no compiled code within the traffic"
         found.append(Figure(row["model"], others[best], "×", against=NAMES.get(best, best), at_least=at_least, note=served))
     return found
@@ -146,7 +146,7 @@ def server(doc: Mapping[str, Any]) -> list[Figure]:
             Figure("second half", doc["over_own_second_half"], "×", against="the own code", at_least=1.0)]  # fmt: skip
 
 
-def decode(lines: list[Mapping[str, Any]]) -> list[Figure]:
+def decode(lines: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """`benchmarks.decode --json`."""
     found: list[Figure] = []
     for row in lines:
@@ -173,7 +173,7 @@ def adapt(doc: Mapping[str, float]) -> list[Figure]:
     return [Figure(name.replace("_", " "), value, "") for name, value in doc.items()]
 
 
-def by_threads(doc: list[Mapping[str, Any]]) -> list[Figure]:
+def by_threads(doc: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """`benchmarks.threads --json`."""
     return [Figure(f"{r['model']}, {r['threads']} threads", r.get("ratio"), "×", against="the best of eager and ONNX Runtime",
                    at_least=1.0) for r in doc]  # fmt: skip
