@@ -31,9 +31,9 @@ class Recurs(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.state is None:
             self.state = x.new_zeros(x.shape[0], 8)
-        self.state = self.cell(x, self.state)
+        self.state = state = self.cell(x, self.state)
         self.calls += 1
-        return self.state * self.calls
+        return state * self.calls
 
 
 class Pair(nn.Module):

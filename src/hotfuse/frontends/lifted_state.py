@@ -117,7 +117,7 @@ def attributes_of(model: nn.Module) -> dict[str, Any]:
     """What its modules hold in attributes and buffers, by the names of the modules and their own."""
     found: dict[str, Any] = {}
     for path, module in model.named_modules():
-        for owner in (module.__dict__, module._buffers):
+        for owner in (module.__dict__, module._buffers):  # pyright: ignore[reportPrivateUsage]
             found |= {f"{path}.{name}" if path else name: value for name, value in owner.items() if name not in _INTERNAL}
     return found
 
