@@ -34,7 +34,7 @@ from hotfuse.compile.workers.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
-from hotfuse.frontends.lifted_state import LiftedState
+from hotfuse.frontends.lifted_state import CHANGES, LiftedState
 from hotfuse.frontends.made_of import hold
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import keep, release
@@ -121,9 +121,13 @@ class TorchModel:
     def _guard(self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor]) -> ModelGuard:
         """What notices changes; raises CaptureError where the model's code reads what no guard can watch."""
         if isinstance(self.target, LiftedState):  # arguments, which every call brings as they are
-            state = {id(owner[name]) for owner, name in self.target.owners()}
+            kept = self.target.keepers()
+            values = [owner[name] for owner, name in (*self.target.owners(), *kept)]
+            state = {id(t) for value in values for t in (value if isinstance(value, tuple) else (value,))}
             tensors = [t for t in tensors if id(t) not in state]
-        guard = ModelGuard(modules, tensors, [self.target])
+        else:
+            kept = []
+        guard = ModelGuard(modules, tensors, [self.target], kept)
         if guard.blind:
             raise CaptureError("the model's code reads what cannot be watched", because=guard.blind)
         return guard
@@ -164,7 +168,7 @@ class TorchModel:
         try:
             return self._capture(spec, call, watching)
         except CaptureError as e:
-            if e.why is Why.STATEFUL:
+            if e.why is Why.STATEFUL or (e.why is Why.SIDE_EFFECT and e.what.startswith(CHANGES)):
                 self.changes_itself()
             raise
 
@@ -261,7 +265,7 @@ class Jit:
         model = TorchModel(target, settings)
         plain = engine_of(model)
         self._serving = serving = StateServing(target, plain, lift)
-        model.changes_itself = serving.changes_itself
+        model.changes_itself = serving.plain_changes_itself
         if isinstance(target, nn.Module):
             view = view_of(target, lambda args, kwargs: serving.serve(args, kwargs))
             if isinstance(view, str):

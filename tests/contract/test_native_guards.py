@@ -18,12 +18,14 @@ from hotfuse.analysis.call_facts import (
     Fact,
     Facts,
     Holds,
+    Outer,
     Plain,
     Ranked,
     Sized,
     Typed,
     fact_text,
     facts_of,
+    outer_facts,
     place,
     sized,
 )
@@ -280,3 +282,14 @@ def test_the_function_outlives_everything_else() -> None:
     gc.collect()
     junk = [bytearray(1000) for _ in range(1000)]
     assert select(torch.ones(3)) == 0 and select(torch.ones(3, 1)) < 0 and junk
+
+
+def test_which_dims_lie_outside_of_which() -> None:
+    calls = [torch.randn(6, 8), torch.randn(8, 6).t(), torch.randn(1, 8).expand(6, 8), torch.randn(6, 1).expand(6, 8),
+             torch.randn(12, 8)[::2], torch.randn(8, 12).t()[::2], torch.randn(1, 30)[:, :8], torch.empty(0, 8)]  # fmt: skip
+    plans = [(*basics(0, 2, dense=False), Outer(0, a, b)) for a, b in ((0, 1), (1, 0))]
+    agree(plans, [(t,) for t in calls])
+    graph = parse_graph("graph g(%x: f32[6, 8]{*}) {\n  %y: f32[6, 8] = aten.relu.default(%x)\n  return %y\n}")
+    for t, want in ((calls[2], (0, 1)), (calls[4], (0, 1)), (calls[5], (1, 0))):
+        assert outer_facts(graph, [(t.shape, t.stride())]) == [Outer(0, *want)]
+    assert fact_text(Outer(0, 1, 0)) == "dim 1 of input 0 lies outside of dim 0"

@@ -4,6 +4,7 @@
     input(0): f32                               Typed(0, DType.F32)
     input(0): rank 2                            Ranked(0, 2)
     input(0): row-major                         Dense(0, 2, None, True)
+    input(0): dim 1 lies outside of dim 0       Outer(0, 1, 0)
     input(0): size 1 is 768                     Sized(0, 1, 768)
     (t0.0 == t1.0)                              Holds(predicate)
     input(2): every element is 1                AllEqual(2, DType.I64, 1)
@@ -14,6 +15,8 @@ they say the same. That is what lets the plans of one site share their checks.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from hotfuse.analysis.growth import read_in_any_strides
@@ -59,6 +62,16 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class Outer:
+    """One dim lies outside of another, as torch orders the dims of results of strided tensors: where that is the order of their
+    numbers, strides of 0 say nothing against it; where it is not, they do."""
+
+    input: int
+    dim: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
 class Aligned:
     """The first element's address is a multiple of a power of two."""
 
@@ -94,7 +107,7 @@ class AllEqual:
     value: int | float | bool
 
 
-Fact = Plain | Typed | Ranked | Dense | Aligned | Sized | Holds | AllEqual
+Fact = Plain | Typed | Ranked | Dense | Outer | Aligned | Sized | Holds | AllEqual
 Facts = tuple[Fact, ...]
 
 
@@ -135,6 +148,8 @@ def fact_text(fact: Fact, names: Sequence[str] = ()) -> str:
         case Dense(i, _, order, yes):
             said = "row-major" if order is None else f"dense in the order {order}"
             return f"{name(i)} is {'' if yes else 'not '}{said}"
+        case Outer(i, dim, inner):
+            return f"dim {dim} of {name(i)} lies outside of dim {inner}"
         case Aligned(i, n):
             return f"{name(i)} lies at a multiple of {n} bytes"
         case Sized(i, d, size):
@@ -169,6 +184,55 @@ def _replaced(d: Dim, names: dict[str, str]) -> Dim:
     return expr(d.op, *(_replaced(a, names) for a in dims_in(d)))
 
 
+def _lies(i: int, t: TensorType, row_major: bool) -> list[Fact]:
+    """How an input that is not row-major lies: `contiguous()` was left out of a graph, or views were followed by writes, because it
+    is dense in this order, or because it is dense in none."""
+    rank, layout = len(t.shape), t.layout
+    if row_major or rank < 2:
+        return []
+    if layout.order is not None:
+        return [Dense(i, rank, layout.order, yes=True)]
+    return [Dense(i, rank, order, yes=False) for order in _orders(rank)] if layout.strided else []
+
+
+@functools.cache
+def _orders(rank: int) -> tuple[tuple[int, ...], ...]:
+    """Orders other than row-major that programs have dense tensors in: two dims exchanged, or channels innermost."""
+    if rank <= 3:
+        return tuple(itertools.permutations(range(rank)))[1:]
+    dims = tuple(range(rank))
+    swapped = [tuple(b if d == a else a if d == b else d for d in dims) for a, b in itertools.combinations(dims, 2)]
+    return tuple(dict.fromkeys((*swapped, (0, *dims[2:], 1))))
+
+
+def outer_facts(graph: Graph, lying: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Fact]:
+    """How the dims of inputs that are dense in no order lie in a call of these sizes and strides: results lie in the same order."""
+    anywhere = {g.input for g in read_in_any_strides(graph)}
+    strided = [i for i, v in enumerate(graph.inputs) if isinstance(v.type, TensorType) and v.type.layout.strided]
+    return [f for i in strided if i not in anywhere for f in _outer(i, *lying[i])]
+
+
+def _outer(i: int, sizes: Sequence[int], strides: Sequence[int]) -> list[Outer]:
+    found = [Outer(i, a, b) for a, b in itertools.pairwise(stride_order(strides))]
+    return found if all(lies_outside(f, sizes, strides) for f in found) else []
+
+
+def stride_order(strides: Sequence[int]) -> tuple[int, ...]:
+    """Dims from outermost to innermost; where some are expanded, by their numbers."""
+    dims = range(len(strides))
+    return tuple(dims) if 0 in strides else tuple(sorted(dims, key=lambda d: (-strides[d], d)))
+
+
+def lies_outside(fact: Outer, sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a dim lies outside of another."""
+    a, b = fact.dim, fact.inner
+    if sizes[a] == 1 or sizes[b] == 1:
+        return True
+    if a < b:
+        return strides[a] >= strides[b] or strides[a] == 0
+    return strides[a] > strides[b] > 0
+
+
 def facts_of(graph: Graph, contiguous: Sequence[bool], more: Iterable[Fact] = ()) -> Facts:
     """Exactly what capture assumed of a call, in an order in which each may be checked after those before it.
 
@@ -186,7 +250,7 @@ def facts_of(graph: Graph, contiguous: Sequence[bool], more: Iterable[Fact] = ()
             raise InternalError(f"input %{v.name} is not a tensor")
         rank = len(v.type.shape)
         kinds += [Plain(i, v.type.device), Typed(i, v.type.dtype), Ranked(i, rank)]
-        kinds += [] if i in anywhere else [Dense(i, rank, None, dense)]
+        kinds += [] if i in anywhere else [Dense(i, rank, None, dense), *_lies(i, v.type, dense)]
         for k, d in enumerate(v.type.shape):
             if isinstance(d, int):
                 sizes.append(Sized(i, k, d))

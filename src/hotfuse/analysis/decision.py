@@ -20,6 +20,7 @@ from hotfuse.analysis.call_facts import (
     Fact,
     Facts,
     Holds,
+    Outer,
     Plain,
     Ranked,
     Sized,
@@ -74,11 +75,12 @@ class DecisionDag:
     """How many facts all plans share: they are numbered and checked first."""
 
 
-_COST: dict[type[Fact], int] = {Plain: 0, Typed: 1, Ranked: 1, Sized: 2, Dense: 3, Holds: 4, Aligned: 5, AllEqual: 6}
+_COST: dict[type[Fact], int] = {Plain: 0, Typed: 1, Ranked: 1, Sized: 2, Dense: 3, Outer: 3, Holds: 4, Aligned: 5, AllEqual: 6}
 
 
 _NEEDS: dict[type[Fact], tuple[type[Fact], ...]] = {
     Plain: (), Typed: (Plain,), Ranked: (Plain,), Aligned: (Plain,), Sized: (Plain, Ranked), Dense: (Plain, Ranked),
+    Outer: (Plain, Ranked),
     Holds: (Plain, Ranked), AllEqual: (Plain, Typed, Dense),
 }  # fmt: skip
 """What must have been checked of an input before a fact about it may be read at all."""

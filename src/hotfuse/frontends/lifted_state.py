@@ -1,4 +1,4 @@
-"""A module whose buffers that calls write are arguments of its calls.
+"""A module whose buffers that calls write, and attributes that calls set, are arguments of its calls.
 
     def forward(self, x):                     forward(n, x):
         self.n += 1                     ->        n1 = n + 1            written back like any argument that a call writes
@@ -6,6 +6,12 @@
 
 Counters, running statistics and key/value caches that a module keeps in buffers are state: a graph that had them as weights would
 be for one call. As arguments they are read anew by every call, and what the call writes to them is a result (`base.state`).
+
+    def forward(self, x):                     forward(kept, x):
+        self.h = self.cell(x, self.h)   ->        kept.v0 = cell(x, kept.v0)      an object that the call changes
+        return self.h                             return kept.v0
+
+What a call puts into an attribute (a recurrent state, an average that is computed anew) is kept in an object beside the arguments.
 """
 
 from __future__ import annotations
@@ -15,18 +21,28 @@ from typing import Any
 import torch
 from torch import nn
 
+CHANGES = "the model's code changes "
+"""How a refusal begins that tells of changed objects (`frontends.side_effects`): they may be attributes that can be lifted."""
 Owner = tuple[dict[str, torch.Tensor | None], str]
 """The buffers of a module, and the name of one of them."""
+Keeper = tuple[dict[str, Any], str]
+"""The attributes or buffers of a module, and the name of one of them."""
+
+
+class KeptValues:
+    """What modules keep in attributes from one call to the next: `v0`, `v1`, … in the order of their names."""
 
 
 class LiftedState(nn.Module):
-    """Calls of `inner` with some of its buffers in front of the other arguments."""
+    """Calls of `inner` with some of its buffers, and an object with what is in some attributes, in front of the other arguments."""
 
-    def __init__(self, inner: nn.Module, places: tuple[str, ...]) -> None:
+    def __init__(self, inner: nn.Module, places: tuple[str, ...], attributes: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.inner = inner
         self.places = places
         """Names of the buffers, as `named_buffers` has them."""
+        self.attributes = attributes
+        """Names of the attributes, each behind that of its module."""
 
     def owners(self) -> list[Owner]:
         """Where they are; raises AttributeError or KeyError where there is none of such a name any more."""
@@ -39,22 +55,50 @@ class LiftedState(nn.Module):
             found.append((buffers, name))
         return found
 
+    def keepers(self) -> list[Keeper]:
+        """Where the attributes are; raises AttributeError or KeyError where there is none of such a name any more."""
+        found: list[Keeper] = []
+        for place in self.attributes:
+            path, _, name = place.rpartition(".")
+            module = self.inner.get_submodule(path)
+            owner = module.__dict__ if name in module.__dict__ else module._buffers
+            if name not in owner:
+                raise KeyError(name)
+            found.append((owner, name))
+        return found
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """A call with those buffers, for tracing: the module has its own again behind it."""
+        """A call with those buffers and values, for tracing: the module has its own again behind it."""
         count = len(self.places)
-        owners = self.owners()
-        before = [buffers[name] for buffers, name in owners]
+        owners, keepers = self.owners(), self.keepers()
+        before = [owner[name] for owner, name in (*owners, *keepers)]
+        kept, rest = (args[count], args[count + 1 :]) if keepers else (None, args[count:])
         try:
             for (buffers, name), given in zip(owners, args[:count], strict=True):
                 buffers[name] = given
-            return self.inner(*args[count:], **kwargs)
+            for i, (owner, name) in enumerate(keepers):
+                owner[name] = getattr(kept, f"v{i}")
+            result = self.inner(*rest, **kwargs)
+            self._keep(kept, keepers)
+            return result
         finally:
-            for (buffers, name), own in zip(owners, before, strict=True):
-                buffers[name] = own
+            for (owner, name), own in zip((*owners, *keepers), before, strict=True):
+                owner[name] = own
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own code, which has the buffers itself."""
-        return self.inner(*args[len(self.places) :], **kwargs)
+        """The model's own code, which has the buffers and attributes itself."""
+        count = len(self.places)
+        if not self.attributes:
+            return self.inner(*args[count:], **kwargs)
+        result = self.inner(*args[count + 1 :], **kwargs)
+        self._keep(args[count], self.keepers())
+        return result
+
+    def _keep(self, kept: Any, keepers: list[Keeper]) -> None:
+        """Have the object hold what a call left in the attributes."""
+        for i, (owner, name) in enumerate(keepers):
+            if owner[name] is not getattr(kept, f"v{i}"):
+                setattr(kept, f"v{i}", owner[name])
 
 
 def writable_state(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -69,4 +113,23 @@ def writable_state(model: nn.Module) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
+def attributes_of(model: nn.Module) -> dict[str, Any]:
+    """What its modules hold in attributes and buffers, by the names of the modules and their own."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for owner in (module.__dict__, module._buffers):  # pyright: ignore[reportPrivateUsage]
+            found |= {f"{path}.{name}" if path else name: value for name, value in owner.items() if name not in _INTERNAL}
+    return found
+
+
+def can_be_kept(value: Any) -> bool:
+    """Whether an attribute's value can be part of an object that calls change: tensors, what stands for none, and counts."""
+    if isinstance(value, tuple) and type(value) is tuple:
+        return bool(value) and all(isinstance(v, torch.Tensor) and can_be_kept(v) for v in value)
+    if isinstance(value, torch.Tensor):
+        return type(value) in _PLAIN and value.layout is torch.strided and value.is_cpu and not value.requires_grad
+    return value is None or (type(value) is int and value >= 0)
+
+
+_INTERNAL = frozenset(nn.Module().__dict__)
 _PLAIN = (torch.Tensor, nn.Buffer)

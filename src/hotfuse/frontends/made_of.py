@@ -50,6 +50,10 @@ def hold(target: Any, spec: Spec) -> PresentModel:
             if type(obj) in PLAIN_TENSORS:
                 tensors[id(obj)] = obj
             continue
+        if isinstance(obj, torch.jit.ScriptModule):
+            raise CaptureError(f"a {type(obj).__name__} is TorchScript, whose code and weights are not Python's",
+                               because="nothing would notice that they change",
+                               hint="jit the Python module that it was made of; it takes the same state_dict")  # fmt: skip
         if isinstance(obj, nn.Module):
             modules[id(obj)] = obj
         left.extend(_parts(obj))

@@ -48,6 +48,13 @@ def asked_in_python() -> int:
     return usual(torch.is_grad_enabled())
 
 
+def what_is_around() -> str:
+    """What changes the meaning of torch's operators now, in words."""
+    if _C._is_any_autocast_enabled():
+        return "torch.autocast"
+    return "torch.jit.trace" if _C._is_tracing() else "a function or dispatch mode of torch"
+
+
 def usual(gradients: bool) -> int:
     """The number where nothing is changed and the default dtype is what it is now."""
     return 2 * tensors.dtype_code(torch.get_default_dtype()) + gradients

@@ -21,6 +21,7 @@ from hotfuse.analysis.call_facts import (
     Dense,
     Fact,
     Holds,
+    Outer,
     Plain,
     Ranked,
     Sized,
@@ -160,6 +161,8 @@ start:
                 return self.new(f"icmp eq i64 {self.new(f'and i64 {address}, {count - 1}')}, 0")
             case Dense():
                 return self.dense(fact)
+            case Outer():
+                return self.outside(fact)
             case Holds(predicate):
                 return self.holds(predicate)
             case AllEqual():
@@ -198,6 +201,18 @@ start:
         empty = self.new(f"icmp eq i64 {run}, 0")
         good = self.new(f"or i1 {good}, {empty}")
         return good if fact.yes else self.new(f"xor i1 {good}, true")
+
+    def outside(self, fact: Outer) -> str:
+        sizes = self.once(f"call ptr @hf_sizes(ptr %o{fact.input})")
+        strides = self.once(f"call ptr @hf_strides(ptr %o{fact.input})")
+        outer, inner = self.load(strides, fact.dim), self.load(strides, fact.inner)
+        if fact.dim < fact.inner:
+            lies = self.new(f"or i1 {self.new(f'icmp sge i64 {outer}, {inner}')}, {self.new(f'icmp eq i64 {outer}, 0')}")
+        else:
+            lies = self.new(f"and i1 {self.new(f'icmp sgt i64 {outer}, {inner}')}, {self.new(f'icmp sgt i64 {inner}, 0')}")
+        for dim in (fact.dim, fact.inner):
+            lies = self.new(f"or i1 {lies}, {self.new(f'icmp eq i64 {self.load(sizes, dim)}, 1')}")
+        return lies
 
     def all_equal(self, fact: AllEqual) -> str:
         data = self.new(f"call ptr @hf_data(ptr %o{fact.input})")

@@ -85,6 +85,8 @@ class Noted:
     values: NotedValues = NotedValues()
     tags: Sequence[int] = ()
     """Tags of the dicts at a time when their values were those noted; empty where there are none."""
+    sized: Sequence[dict[Any, Any]] = ()
+    """Dicts that every call writes: beside tags of others, their size is compared, and the values in them that are `names`."""
 
 
 def _sweep(name: str, width: int, check: str, then: str) -> str:
@@ -313,7 +315,7 @@ def unchanged(noted: Noted, memory: int = 0) -> Callable[[], bool]:
     rows = {
         "tags": [w for d, tag in zip(noted.dicts, tagged, strict=True) for w in (id(d), tag)] if tagged else [],
         "values": [w for d, key, value in looked_up for w in (id(d), id(key), id(value))],
-        "sizes": [] if tagged else [w for d in noted.dicts for w in (id(d), len(d))],
+        "sizes": [w for d in (noted.sized if tagged else noted.dicts) for w in (id(d), len(d))],
         "cells": [w for cell, value in noted.cells for w in (id(cell), 0 if value is None and _empty(cell) else id(value))],
         "lengths": [w for held, items in noted.lists for w in (id(held), len(items))],
         "items": [w for held, items in noted.lists for k, item in enumerate(items) for w in (id(held), k, id(item))],

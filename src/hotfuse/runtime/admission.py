@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.analysis.call_facts import fact_text, facts_of
+from hotfuse.analysis.call_facts import Dense, fact_text, facts_of, outer_facts
 from hotfuse.analysis.ties import all_tied, quanta_of
 from hotfuse.backends import registry
 from hotfuse.base.errors import CaptureError, HotfuseError
@@ -32,7 +32,7 @@ from hotfuse.runtime.observe.repeats import InputRepeats
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Capture, Plans
 from hotfuse.runtime.samples import CallSamples, made_up, snapshot
-from hotfuse.runtime.serve.check import failed
+from hotfuse.runtime.serve.check import failed, holds
 from hotfuse.runtime.serve.effects import effects_of
 from hotfuse.runtime.serve.guards import compile_signature
 from hotfuse.runtime.serve.other_paths import PathBalance
@@ -202,7 +202,10 @@ class GraphAdmission:
             done, plan = recalled.done, recalled.baseline
             self._watching(done.watch)
         graph = done.captured.graph
-        facts = facts_of(graph, tuple(t.is_contiguous() for t in sample.inputs))
+        lies = outer_facts(graph, [(t.shape, t.stride()) for t in sample.inputs])
+        facts = facts_of(graph, tuple(t.is_contiguous() for t in sample.inputs), lies)
+        # of sizes left open it may not be known that they are dense: what a graph assumed is what its call was
+        facts = tuple(f for f in facts if not isinstance(f, Dense) or f.yes or f.order is None or holds(f, sample.inputs))
         if any(t.is_cuda for t in sample.inputs) and (op := unsafe_behind_reads(graph)):
             because = f"{op} behind a value that is read may be out of bounds on another path, which stops a device"
             raise CaptureError("calls on a device stay with the model's own code", because=because, why=Why.NOT_CAPTURABLE)

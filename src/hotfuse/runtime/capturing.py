@@ -27,6 +27,7 @@ from hotfuse.runtime.admission import MAX_FOLLOWED, CallSample, GraphAdmission
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import HasState, Plans
+from hotfuse.runtime.returning_values import SAID, ReturningValues
 from hotfuse.runtime.samples import snapshot
 from hotfuse.runtime.serve.effects import Before, shares_memory
 from hotfuse.runtime.serve.gradients import Gradients, opens_graph, requires
@@ -82,6 +83,9 @@ class Capturer:
         """Captures that had been made when a call had to go without one."""
         self._told = 0
         """How many those were when it was last told."""
+        self._values = ReturningValues()
+        self._beyond: dict[str, str] = {}
+        """Why calls are never captured whatever the model is, by what counts them."""
         self.own_answers: Callable[[], None] = lambda: None
         """Told of every call that the model's own code answers."""
         self.graphs = GraphAdmission(plans, compile)
@@ -98,7 +102,7 @@ class Capturer:
         for name, most, what in (("structures_over_limit", MAX_SITES, "kinds of arguments"),
                                  ("groups_over_limit", self._settings.max_entries, "ranks and dtypes of one kind of arguments")):
             found += [f"there are more than {most} {what}, and only so many are captured"] * (name in counts)
-        return found
+        return found + [SAID] * bool(self._values.passed) + list(self._beyond.values())
 
     def own_code(
         self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts,
@@ -338,20 +342,12 @@ class Capturer:
         """Whether this call should be captured, and why; marks its group as pending if so."""
         if self._settings.capture == "off" or self._plans.closed or (self._exhausted and not self._plans.may_capture()):
             return None
-        if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
-            self._log.count("lazy_inputs")
-            return None
-        if transformed():  # its tensors are more than they show, and what they hold cannot be read
-            if "calls_in_transforms" not in self._log.counts:
-                because = "calls inside of a function transform (torch.func) run the model's own code"
+        if beyond := _beyond_capture(leaves):
+            name, because = beyond
+            if name not in self._beyond:
+                self._beyond[name] = because
                 self._log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self._model.name, because=because)
-            self._log.count("calls_in_transforms")
-            return None
-        if odd := [t for t in leaves if t.layout is not torch.strided or t.is_nested]:
-            if "inputs_of_other_layouts" not in self._log.counts:
-                said = "nested" if odd[0].is_nested else str(odd[0].layout)
-                self._log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self._model.name, because=f"an argument is a {said} tensor")
-            self._log.count("inputs_of_other_layouts")
+            self._log.count(name)
             return None
         watch = self._plans.watch if not self._under_way else None  # a capture makes sure by itself, and calls need not meanwhile
         if watch is not None and (change := watch.check()) is not WeightChange.NONE:
@@ -359,6 +355,8 @@ class Capturer:
         with self._plans.lock:
             site = self._plans.sites.get(spec)
             if site is None:
+                if not self._values.worth_a_graph(spec, self._plans.sites.values()):
+                    return None
                 if len(self._plans.sites) >= MAX_SITES:
                     self._log.count("structures_over_limit")
                     return None
@@ -386,6 +384,20 @@ class Capturer:
             self._plans.captures += 1
         self._background.begin()
         return site, group, why
+
+
+
+def _beyond_capture(leaves: Sequence[torch.Tensor]) -> tuple[str, str] | None:
+    """What counts calls that cannot be captured whatever the model is, and why; None for others."""
+    if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
+        return "lazy_inputs", "an argument is a lazy conjugate or negative: its memory holds other numbers than it does"
+    if transformed():  # its tensors are more than they show, and what they hold cannot be read
+        return "calls_in_transforms", "calls inside of a function transform (torch.func) run the model's own code"
+    if odd := [t for t in leaves if t.layout is not torch.strided or t.is_nested]:
+        said = "nested" if odd[0].is_nested else str(odd[0].layout)
+        return "inputs_of_other_layouts", f"an argument is a {said} tensor"
+    return None
+
 
 def _just_deployed(site: Site, leaves: Sequence[torch.Tensor]) -> bool:
     """Whether a plan takes such a call that none has run in yet: it was deployed after this one had looked for it."""

@@ -30,7 +30,7 @@ from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import team
 from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.machine.heap import heap
-from hotfuse.native.call_context import Around, asked_in_python, native_around
+from hotfuse.native.call_context import Around, asked_in_python, native_around, what_is_around
 from hotfuse.native.toolchain import keep_in
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.call_learner import CallLearner
@@ -106,7 +106,7 @@ class Engine:
         self._known = KnownStructures()
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
-        self._unsupported = ""
+        self._unsupported = self._changed_around = ""
         self.undecided: Callable[[], bool] = lambda: False
         """Whether it is still being found out how the model can be served: then nothing is told of what it could not."""
         self._teller = ObstacleLog(model.name, self._below_tier1)
@@ -163,8 +163,7 @@ class Engine:
         if around < 0:
             if not plain and not _TENSORS.issuperset(map(type, leaves)):
                 return self._serve_nested(args, kwargs)
-            counts.module_calls += 1
-            return self.own_code(*args, **kwargs)
+            return self._under_modes(args, kwargs, counts)
         cache = site.caches.get(around & site.mask)
         outer = slot.epoch
         slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
@@ -300,9 +299,17 @@ class Engine:
         """A structure that no call has had so far."""
         counts = self._tally.mine
         if _around() < 0:
-            counts.module_calls += 1
-            return self.own_code(*args, **kwargs)
+            return self._under_modes(args, kwargs, counts)
         return self._capturer.own_code(spec, leaves, args, kwargs, counts)
+
+    def _under_modes(self, args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts) -> Any:
+        """A call whose caller changed what torch's operators mean: the model's own code answers it."""
+        counts.module_calls += 1
+        if not self._changed_around:
+            self._changed_around = f"calls under {what_is_around()} run the model's own code"
+            self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=self._changed_around)
+        self._teller.below()
+        return self.own_code(*args, **kwargs)
 
     def _answered_instead(
         self, failed: tuple[Site, Entry, Plan, Exception], leaves: Sequence[Any], args: tuple[Any, ...],
@@ -427,16 +434,22 @@ class Engine:
         found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
         low = [e for s in sites for e in s.entries if e.plan is e.baseline and TIER1 in e.refused]
         found += [f"tier 1: {e.refused[TIER1]}" for e in low]
-        kept = {link.kept for s in sites for e in s.entries for link in list(e.links.values()) if link.kept}
-        found += [f"calls with gradients enabled: {why}" for why in sorted(kept)]
-        found += self._capturer.limits()
-        return found + ([f"a call cannot be described: {self._unsupported}"] if self._unsupported else [])
+        return (found or self.plans.changes_itself(counted=False)) + self._kept_by_calls()
+
+    def _kept_by_calls(self) -> list[str]:
+        """What calls bring that keeps them in the model's own code."""
+        entries = [e for s in list(self.sites.values()) for e in s.entries]
+        kept = {link.kept for e in entries for link in list(e.links.values()) if link.kept}
+        found = [f"calls with gradients enabled: {why}" for why in sorted(kept)]
+        found += self._capturer.limits() + [f"a call cannot be described: {self._unsupported}"] * bool(self._unsupported)
+        return found + [self._changed_around] * bool(self._changed_around)
 
     def limits(self) -> list[str]:
         """What keeps kinds of calls in the model's own code though nothing is wrong with them."""
         entries = [e for s in list(self.sites.values()) for e in s.entries if e.balance is not None]
         strayed = [text for e in entries if e.balance is not None and (text := e.balance.text(e.calls))]
-        return self._capturer.limits() + self.plans.changes_itself() + strayed
+        trained = [text] if (text := self.gradients.training()) else []
+        return self._kept_by_calls() + self.plans.changes_itself() + trained + strayed
 
     def _failed(self, error: Exception) -> None:
         """A job of the background raised; what it was for is not there, and serving goes on."""

@@ -1,11 +1,12 @@
 # pyright: reportPrivateUsage=false
 # A tensor's version has no public name.
-"""Models whose calls change their own buffers: calls show which those are, and they become arguments (`frontends.lifted_state`).
+"""Models whose calls change their own buffers or attributes: calls show which those are, and they become arguments
+(`frontends.lifted_state`).
 
-A capture that ends because the model writes a buffer has the next calls looked at: buffers whose versions changed are the model's
-state. From then on an engine serves the model with them in front of its arguments. Its plans compute on what the buffers hold and
-write them back when all results are there, so calls follow each other: where a second thread calls meanwhile, the model's own code
-answers from there on, as it would without us.
+A capture that ends because the model changes what is its own has the next calls looked at: buffers whose versions changed, and
+attributes that hold other tensors or counts, are the model's state. From then on an engine serves the model with them in front of
+its arguments. Its plans compute on what the model holds, and that is written back when all results are there, so calls follow each
+other: where a second thread calls meanwhile, the model's own code answers from there on, as it would without us.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from hotfuse.base.events import Action, Why
-from hotfuse.frontends.lifted_state import LiftedState, Owner, writable_state
+from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.lifted_state import (
+    Keeper,
+    KeptValues,
+    LiftedState,
+    Owner,
+    attributes_of,
+    can_be_kept,
+    writable_state,
+)
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.serve.effects import is_small, same_bits
 
@@ -46,6 +56,19 @@ class BufferBefore:
         return self.tensor._version != self._version or (self._copy is not None and not same_bits(self.tensor, self._copy))
 
 
+@dataclass(frozen=True, slots=True)
+class StatePlaces:
+    """What calls were seen to change: buffers that they write, and attributes that they set."""
+
+    buffers: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+
+    def joined(self, other: StatePlaces) -> StatePlaces:
+        """Both; what is set is no longer where it was written."""
+        attributes = self.attributes | other.attributes
+        return StatePlaces((self.buffers | other.buffers) - attributes, attributes)
+
+
 class StateServing:
     """Serves a model; `serve` is what answers calls now."""
 
@@ -57,9 +80,10 @@ class StateServing:
         """What serves now."""
         self.serve: Callable[[tuple[Any, ...], dict[str, Any]], Any] = plain.serve
         self._model: LiftedState | None = None
-        self._tried: list[frozenset[str]] = []
+        self._tried: list[StatePlaces] = []
         self._looks = 0
         self._owners: list[Owner] = []
+        self._keepers: list[Keeper] = []
         self._generation = -1
         self._turn = threading.RLock()
         plain.undecided = lambda: self.serve != plain.serve
@@ -72,6 +96,11 @@ class StateServing:
             return
         self._looks = 0
         self.serve = self._observed
+
+    def plain_changes_itself(self) -> None:
+        """The same of a capture without state; one that was begun before the state was known says nothing new."""
+        if self.serve != self._with_state:
+            self.changes_itself()
 
     def after_fork(self) -> None:
         """In a forked child: a call under way is in the parent."""
@@ -89,26 +118,32 @@ class StateServing:
             return self._plain.serve(args, kwargs)
         with self._turn:
             before = [BufferBefore(name, t) for name, t in writable_state(self._target).items()]
+            held = attributes_of(self._target)
             result = self._plain.serve(args, kwargs)
             now = dict(self._target.named_buffers())
-            changed = frozenset(b.name for b in before if now.get(b.name) is b.tensor and b.changed())
+            written = frozenset(b.name for b in before if now.get(b.name) is b.tensor and b.changed())
+            after = attributes_of(self._target)
+            other = [n for n, v in held.items() if n in after and after[n] is not v]
+            put = frozenset(n for n in other if can_be_kept(held[n]) and can_be_kept(after[n]))
             self._looks += 1
-            known = self._tried[-1] if self._tried else frozenset[str]()
-            if changed - known and not torch.is_grad_enabled() and self.serve == self._observed:
-                self._serve_with(changed | known)
+            known = self._tried[-1] if self._tried else StatePlaces()
+            state = known.joined(StatePlaces(written, put))
+            if state != known and not torch.is_grad_enabled() and self.serve == self._observed:
+                self._serve_with(state)
             elif self._looks >= MAX_LOOKS:
-                self._give_up("gradients are enabled" if changed - known else "no further buffer of it was seen to change")
+                self._give_up("gradients are enabled" if state != known else "nothing further of it was seen to change")
             return result
 
-    def _serve_with(self, state: frozenset[str]) -> None:
-        """Have an engine serve the model with these buffers as arguments."""
+    def _serve_with(self, state: StatePlaces) -> None:
+        """Have an engine serve the model with these buffers and attributes as arguments."""
         self._tried.append(state)
         self._let_go()
-        model = LiftedState(self._target, tuple(sorted(state)))
+        model = LiftedState(self._target, tuple(sorted(state.buffers)), tuple(sorted(state.attributes)))
         model.training = self._target.training
         self._model, self._generation = model, -1
         self.engine = self._lift(model)
-        self._plain.log.decide(Action.NOTICE, Why.STATEFUL, self._plain.model.name, state=", ".join(model.places)[:200],
+        names = ", ".join((*model.places, *model.attributes))[:200]
+        self._plain.log.decide(Action.NOTICE, Why.STATEFUL, self._plain.model.name, state=names,
                                what="what a call changes is an argument and a result of the graph from here on")  # fmt: skip
         self.serve = self._with_state
 
@@ -125,18 +160,33 @@ class StateServing:
             engine = self.engine
             if self._generation != engine.plans.generation and not self._find():
                 return self._plain.serve(args, kwargs)
-            return engine.serve((*[owner[name] for owner, name in self._owners], *args), kwargs)
+            state = [owner[name] for owner, name in self._owners]
+            if not self._keepers:
+                return engine.serve((*state, *args), kwargs)
+            return self._with_kept(engine, (*state, kept_in(self._keepers)), args, kwargs)
+        except StateGone as e:
+            self._give_up(f"it has no attribute {e} any more")
+            return self._plain.serve(args, kwargs)
         finally:
             turn.release()
+
+    def _with_kept(self, engine: Engine, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same where calls set attributes: what the object holds behind the call is put there."""
+        result = engine.serve((*state, *args), kwargs)
+        for (owner, name), value in zip(self._keepers, vars(state[-1]).values(), strict=True):
+            if owner.get(name) is not value:
+                owner[name] = value
+        return result
 
     def _find(self) -> bool:
         """Where the state is, in the model as it is now; False where it is no more."""
         if self._model is None:
             return False
         try:
-            self._owners, self._generation = self._model.owners(), self.engine.plans.generation
+            owners, keepers = self._model.owners(), self._model.keepers()
+            self._owners, self._keepers, self._generation = owners, keepers, self.engine.plans.generation
         except (AttributeError, KeyError) as e:
-            self._give_up(f"it has no buffer {e} any more")
+            self._give_up(f"it has no buffer or attribute {e} any more")
             return False
         return True
 
@@ -151,6 +201,20 @@ class StateServing:
         engine, self.engine, self._model = self.engine, self._plain, None
         if engine is not self._plain:
             engine.close()
+
+
+class StateGone(Exception):
+    """An attribute that calls set is there no more."""
+
+
+def kept_in(keepers: list[Keeper]) -> KeptValues:
+    """What the attributes hold now."""
+    kept = KeptValues()
+    for i, (owner, name) in enumerate(keepers):
+        if name not in owner:
+            raise StateGone(name)
+        setattr(kept, f"v{i}", owner[name])
+    return kept
 
 
 _ALL: weakref.WeakSet[StateServing] = weakref.WeakSet()

@@ -127,11 +127,13 @@ class Plans:
         served = sum(e.calls for site in list(self.sites.values()) for e in site.entries)
         return self.captures < min(MOST_EARNED * most, most + served // CALLS_A_CAPTURE)
 
-    def changes_itself(self) -> list[str]:
-        """That the model is another one after a few calls, time and again; empty where it is not."""
+    def changes_itself(self, *, counted: bool = True) -> list[str]:
+        """That the model is another one after a few calls, time and again; empty where it is not. A log that says everything once
+        wants it without the count."""
         if self.short_lived < 2:
             return []
-        return [f"the model changed {self.short_lived} times in a row after a few calls ({self.changes}): what it keeps from call "
+        times = f"{self.short_lived} times in a row" if counted else "time and again"
+        return [f"the model changed {times} after a few calls ({self.changes}): what it keeps from call "
                 "to call should be an argument and a result, or an object among them"]  # fmt: skip
 
     @contextmanager

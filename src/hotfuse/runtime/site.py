@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
-from hotfuse.analysis.call_facts import Facts, fact_text, sized
+from hotfuse.analysis.call_facts import Facts, fact_text, sized, stride_order
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, TensorSpec
 from hotfuse.frontends.paths.reads import Path
+from hotfuse.ir.types import ROW_MAJOR
+from hotfuse.ops.dense_order import layout_by
 from hotfuse.profile.agent import Sampler
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
@@ -460,12 +462,20 @@ class Site:
 
     def group(self, leaves: Sequence[torch.Tensor], limit: int) -> CallGroup | None:
         """The group of a call; None when there are too many already."""
-        key = (torch.is_grad_enabled() & self.mask, *((t.dtype, t.dim(), str(t.device), t.is_contiguous()) for t in leaves))
+        key = (torch.is_grad_enabled() & self.mask, *((t.dtype, t.dim(), str(t.device), _order(t)) for t in leaves))
         found = self.groups.get(key)
         if found is None and len(self.groups) < limit:
             shapes = tuple(tuple(t.shape) for t in leaves)
             found = self.groups[key] = CallGroup(shapes, [set() for _ in leaves])
         return found
+
+
+def _order(t: torch.Tensor) -> object:
+    """How a tensor lies, as plans are told apart by it: its order where it is dense, or else that of its strides."""
+    if t.is_contiguous():
+        return ROW_MAJOR
+    dense = layout_by(t.shape, t.stride())
+    return stride_order(t.stride()) if dense.strided else dense
 
 
 def specs_of(leaves: Sequence[torch.Tensor], varied: Sequence[set[int]]) -> list[TensorSpec]:

@@ -242,6 +242,9 @@ def _run(job: Job) -> None:
 
 _service: Service | None = None
 _making = threading.Lock()
+_answering = threading.RLock()
+"""Held while a request is done in this process. Tracing changes what all threads see and restores what it found (that a compile is
+under way, the filters of warnings): two that overlap leave the first one's values behind for good."""
 
 
 def service() -> Service:
@@ -271,7 +274,8 @@ def ask_here(request: Request, blobs: Sequence[bytes] = ()) -> wire.Message:
     """Have a request done in this process; a refusal raises CaptureError."""
     from hotfuse.compile import requests  # the worker's business otherwise
 
-    return wire.checked(requests.answer(request.header(), list(blobs)))
+    with _answering:
+        return wire.checked(requests.answer(request.header(), list(blobs)))
 
 
 def sized(settings: Settings) -> Service:
@@ -307,11 +311,11 @@ def _when_idle() -> int:
 
 def _after_fork() -> None:
     """Threads and pipes belong to the parent: the child begins anew."""
-    global _service, _making
+    global _service, _making, _answering
     if _service is not None:
         _service.pool.abandon()
     _service = None
-    _making = threading.Lock()
+    _making, _answering = threading.Lock(), threading.RLock()
 
 
 def _at_exit() -> None:

@@ -28,6 +28,11 @@ ADVICE = (
     ("gradients enabled", "call it under torch.inference_mode() or torch.no_grad() where nobody calls backward"),
     ("limit of captured graphs", "nothing where such calls are rare; Settings(max_captures=...) allows more graphs"),
     ("only so many are captured", "pass what varies from call to call as tensors, not as Python numbers or strings"),
+    ("time and again after a few calls", "change the model less often, or keep several and serve each"),
+    ("under torch.autocast", "convert the model instead (model.to(torch.bfloat16)), or Settings(precision='bf16')"),
+    ("only values that return", "pass what varies from call to call as a tensor"),
+    ("sparse", "pass dense tensors, or jit the parts around the sparse ones"),
+    ("nested tensor", "pass padded tensors and a mask"),
     ("disagree", "report it, with the model: hotfuse explain --full --json"),
 )
 """What a reason says, and what to do about it."""

@@ -37,6 +37,8 @@ def _serving(plans: list[dict[str, Any]]) -> str:
     if not plans:
         return WHAT["module"]
     most = max(plans, key=lambda p: p["calls"])
+    if not most["calls"]:
+        return f"{WHAT['module']} (no call has been in a captured graph so far)"
     versions = len(most.get("versions", ()))
     kind = "library" if most.get("on_library") else str(most["tier"])
     kind = "module" if most.get("own_code", {}).get("answers") else kind

@@ -15,10 +15,12 @@ from hotfuse.analysis.call_facts import (
     Fact,
     Facts,
     Holds,
+    Outer,
     Plain,
     Ranked,
     Sized,
     Typed,
+    lies_outside,
     size_holds,
 )
 from hotfuse.analysis.decision import Ask, DecisionDag, Hit
@@ -68,6 +70,8 @@ def holds(fact: Fact, leaves: Sequence[Any]) -> bool:
             return leaves[i].dim() == rank
         case Dense(i, _, order, yes):
             return _dense(leaves[i], order) is yes
+        case Outer(i):
+            return lies_outside(fact, leaves[i].shape, leaves[i].stride())
         case Aligned(i, count):
             return leaves[i].data_ptr() % count == 0
         case Sized() | Holds():

@@ -238,6 +238,10 @@ class Gradients:
         counts.own += 1
         return True
 
+    def training(self) -> str:
+        """That the program trains the model; empty where no backward pass followed a call."""
+        return f"backward passes follow calls with gradients enabled ({self.counts.own} calls so far)" if self.counts.own else ""
+
     def explain(self, links: Iterable[Mapping[Pattern, GradientLink]] = ()) -> dict[str, Any]:
         """For `explain()` and `stats()`."""
         counts = self.counts

@@ -19,10 +19,12 @@ from hotfuse.analysis.call_facts import (
     Fact,
     Facts,
     Holds,
+    Outer,
     Plain,
     Ranked,
     Sized,
     Typed,
+    lies_outside,
     places_in,
 )
 from hotfuse.base.errors import InternalError
@@ -56,7 +58,7 @@ def _text(d: Dim) -> str:
     raise InternalError(f"no guard for {d.op}")
 
 
-_ORDER: tuple[type[Fact], ...] = (Ranked, Sized, Typed, Holds, Dense, Plain, Aligned, AllEqual)
+_ORDER: tuple[type[Fact], ...] = (Ranked, Sized, Typed, Holds, Dense, Outer, Plain, Aligned, AllEqual)
 """What tells plans apart most often and costs least comes first."""
 
 
@@ -64,7 +66,7 @@ class _GuardSource:
     def __init__(self) -> None:
         self.bound: dict[str, Any] = {
             "max": max, "min": min, "type": type, "T": torch.Tensor, "P": nn.Parameter, "strided": torch.strided,
-            "holds": holds, "Errors": (ZeroDivisionError, RuntimeError), "__builtins__": {},
+            "holds": holds, "outside": lies_outside, "Errors": (ZeroDivisionError, RuntimeError), "__builtins__": {},
         }
         self.lines: list[str] = []
         self.read: set[tuple[int, int]] = set()
@@ -98,6 +100,8 @@ class _GuardSource:
                 return f"t{i}.is_contiguous() is not {yes}"
             case Dense(i, _, order, yes):
                 return f"t{i}.permute({order}).is_contiguous() is not {yes}"
+            case Outer(i):
+                return f"not outside({self.name('fact', fact)}, t{i}.shape, t{i}.stride())"
             case Aligned(i, count):
                 return f"t{i}.data_ptr() % {count}"
             case Sized(i, dim, size):

@@ -71,16 +71,21 @@ def _always() -> bool:
 class ModelGuard:
     """A snapshot of modules and tensors that can be compared with the present at little cost.
 
-    Global and closure variables count where `functions` and the modules' own `forward` name them.
+    Global and closure variables count where `functions` and the modules' own `forward` name them. What is in `kept` (a dict and a
+    name in it) comes with every call.
     """
 
     def __init__(
         self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor],
-        functions: Sequence[Callable[..., Any]] = (),
+        functions: Sequence[Callable[..., Any]] = (), kept: Sequence[tuple[dict[str, Any], str]] = (),
     ) -> None:
         self._modules = tuple(modules)
         self._dicts: list[dict[Any, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
-        derived = {id(m.__dict__): derived_names(m) for m in modules}
+        derived = {id(m.__dict__): set(derived_names(m)) for m in modules}
+        for owner, name in kept:  # every call sets them
+            derived.setdefault(id(owner), set()).add(name)
+        self._written = frozenset(id(owner) for owner, _ in kept)
+        """Dicts whose tags say nothing: every call writes them."""
         places: list[tuple[Any, Any]] = [
             (d, key) for d in self._dicts for key in d if key not in _INTERNAL and key not in derived.get(id(d), ())
         ]
@@ -186,6 +191,7 @@ class ModelGuard:
         from hotfuse.native import model_guard
 
         dicts = [*self._dicts, *self._values.environment, *list(self._installed_dicts.values())]
+        dicts = [d for d in dicts if id(d) not in self._written] if self._written else dicts
         return list(zip(dicts, model_guard.tags(dicts), strict=False))
 
     def _take_functions(self) -> None:
@@ -200,6 +206,7 @@ class ModelGuard:
         tagged = self._tagged
         installed = self._installed_dicts.keys() & {id(d) for d, _ in tagged}
         outside = [(d, k, v) for d, k, v in places[self._inside :] if id(d) not in installed]
+        outside += [(d, k, v) for d, k, v in places[: self._inside] if tagged and id(d) in self._written]
         return Noted(
             [d for d, _ in tagged] or self._dicts,
             [*places[: self._inside], *self._methods],
@@ -209,6 +216,7 @@ class ModelGuard:
             tuple(zip(self._lists, self._noted_items(), strict=True)),
             self._values.noted(tagged=bool(tagged)),
             [tag for _, tag in tagged],
+            [d for d in self._dicts if id(d) in self._written],
         )
 
     def _noted_items(self) -> list[list[Any]]:
