@@ -35,6 +35,7 @@ from hotfuse.frontends.onnx.model import (
     PortType,
     domain_of,
 )
+from hotfuse.frontends.onnx.nibbles import widened
 from hotfuse.frontends.onnx.node_order import in_order
 from hotfuse.frontends.onnx.tensors import ExternalData, sparse_value, tensor_value
 from hotfuse.frontends.onnx.values import Value
@@ -101,7 +102,7 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
             raise ModelError(f"cannot load {source}: function {fn.name!r} is defined twice")
         functions[key] = fn
     _check_calls(functions, source)
-    graph = reader.graph(proto.graph, opsets, frozenset(), 0)
+    graph = widened(reader.graph(proto.graph, opsets, frozenset(), 0))
     for node in all_nodes(graph.nodes):
         if (node.domain, node.op, node.overload) not in functions:
             schema.check(node, opsets[node.domain])
