@@ -1,7 +1,7 @@
 """Nodes of a file in an order in which each comes behind what it reads.
 
 The format asks for such an order. Tools that write files do not all keep it (ONNX Runtime's own conversion to float16 puts the
-casts that it adds at the end), and ONNX Runtime sorts what it loads: so is it done here. Nodes that stand in order stay as they are.
+casts that it adds at the end), and ONNX Runtime sorts what it loads: so is it done here. Nodes in order stay as they are.
 """
 
 from __future__ import annotations
