@@ -131,7 +131,7 @@ def explain_engine(
 def memory_of(entries: Sequence[Entry]) -> dict[str, int]:
     """Bytes: the weights that captured graphs read, what compiled plans hold beside them, and kept inputs."""
     weights = {w.data_ptr(): w.numel() * w.element_size() for e in entries for w in e.weights.values()
-               if w.layout is torch.strided}
+               if isinstance(w, torch.Tensor) and w.layout is torch.strided}
     plans = {id(p): p.memory for e in entries for p in (e.plan, *e.versions.values())}.values()
     return {"weights": sum(weights.values()), "packed": sum(m.constants for m in plans), "arenas": sum(m.arena for m in plans),
             "samples": sum(e.samples.bytes for e in entries)}

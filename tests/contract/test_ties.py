@@ -99,22 +99,23 @@ def test_a_proof_lets_ties_through_and_nothing_else() -> None:
     assert prove(off(0.5), baseline, [()], 1e-6, wide).difference
 
 
-def test_the_judge_is_float64_where_the_graph_casts_to_float32() -> None:
-    """Quantized files cast their integers to float32; beside weights in float64 the product of both would raise."""
+def test_the_judge_is_float64_where_the_graph_casts_to_narrower_floats() -> None:
+    """Files cast their integers to float32, and to float16 between their inputs and outputs; beside weights in float64 the product
+    of both would raise, and a plan beyond the tolerance would have no judge."""
     graph = widened(parse("""graph g(%x: u8[2, 4]) {
       param %w: f32[3, 4] = "w"
       %f: f32[2, 4] = aten.to.dtype(%x, f32)
       %z: f32[2, 4] = aten.zeros_like.default(%f, dtype=f32)
       %h: f16[2, 4] = aten.to.dtype(%f, f16)
-      %y: f32[2, 3] = aten.linear.default(%f, %w, None)
+      %y: f32[2, 3] = aten.linear.default(%h, %w, None)
       return %y, %z, %h
     }"""))
     weights = {"w": torch.randn(3, 4, dtype=torch.float64)}
     x = torch.arange(8, dtype=torch.uint8).reshape(2, 4)
     y, z, h = compile_tier0(graph, weights, Settings()).run(x)
-    assert torch.equal(y, x.double() @ weights["w"].T) and z.dtype is torch.float64 and h.dtype is torch.float16
+    assert torch.equal(y, x.double() @ weights["w"].T) and z.dtype is torch.float64 and h.dtype is torch.float64
     assert {v.name: v.type.dtype.value for n in graph.nodes for v in n.outs if isinstance(v.type, TensorType)} == {
-        "f": "f64", "z": "f64", "h": "f16", "y": "f64"}
+        "f": "f64", "z": "f64", "h": "f64", "y": "f64"}
 
 
 def test_the_judge_is_made_once_and_its_neighbours_are_others() -> None:

@@ -74,8 +74,34 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_names_used_before_they_are_computed() -> None:
     refused(model([helper.make_node("Relu", ["z"], ["y"])]), "'z' is used before it is computed", "graph 'main'")
-    late = [helper.make_node("Relu", ["b"], ["y"]), helper.make_node("Relu", ["x"], ["b"])]
-    refused(model(late), "topological order")
+    circle = [helper.make_node("Add", ["x", "b"], ["y"]), helper.make_node("Relu", ["y"], ["b"])]
+    refused(model(circle), "'b' is used before it is computed", "in a circle")
+
+
+def test_nodes_in_another_order_are_sorted() -> None:
+    late = [helper.make_node("Neg", ["b"], ["y"], name="last"), helper.make_node("Relu", ["x"], ["b"], name="first")]
+    loaded = load(model(late).SerializeToString())
+    assert [n.name for n in loaded.graph.nodes] == ["first", "last"]
+    assert OnnxModule(loaded)(torch.tensor([[-1.0, 2.0]]))[0].tolist() == [[0.0, -2.0]]
+
+
+def test_what_graphs_of_a_branch_read_comes_before_it() -> None:
+    value = helper.make_tensor_value_info("o", TensorProto.FLOAT, None)
+    branches = [helper.make_graph([helper.make_node(op, ["b"], ["o"])], op, [], [value]) for op in ("Neg", "Relu")]
+    nodes = [
+        helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node("Greater", ["s", "zero"], ["c"]),
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+        helper.make_node("Mul", ["x", "x"], ["b"]),
+    ]
+    zero = numpy_helper.from_array(np.float32(0), "zero")
+    module = OnnxModule(load(model(nodes, [zero]).SerializeToString()))
+    assert module(torch.tensor([[-1.0, 2.0]]))[0].tolist() == [[-1.0, -4.0]]
+
+
+def test_contributed_operators_need_no_import() -> None:
+    module = OnnxModule(load(model([helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft")]).SerializeToString()))
+    assert module(torch.zeros(1, 2))[0].tolist() == [[0.0, 0.0]]
 
 
 def test_names_computed_twice() -> None:

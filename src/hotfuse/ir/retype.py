@@ -8,6 +8,8 @@ from dataclasses import replace
 from hotfuse.ir.graph import Arg, Graph, Value, map_node, map_values
 from hotfuse.ir.types import DType, TensorType, Type
 
+_NARROWER = frozenset({DType.F32, DType.F16, DType.BF16})
+
 
 def retyped(graph: Graph, fn: Callable[[Type], Type], *, nested: bool = False) -> Graph:
     """Every value with the type that `fn` makes of its own; guards are the caller's. Nested graphs only if asked for."""
@@ -34,10 +36,12 @@ def revalued(graph: Graph, change: Callable[[Value], Value]) -> Graph:
 
 
 def widened(graph: Graph) -> Graph:
-    """The graph in float64: what is made as float32, or cast to it, is float64. Half precisions are the model's own choice."""
+    """The graph in float64: what is made as a narrower float, or cast to one, is float64. Halves, too: operators refuse to mix
+    them with weights of float64, and what their rounding costs is part of any answer's error, that of the baseline first.
+    """
 
     def wide_type(t: Type) -> Type:
-        return replace(t, dtype=DType.F64) if isinstance(t, TensorType) and t.dtype is DType.F32 else t
+        return replace(t, dtype=DType.F64) if isinstance(t, TensorType) and t.dtype in _NARROWER else t
 
     return _wide_args(retyped(graph, wide_type, nested=True))
 
@@ -56,4 +60,4 @@ def _wide_args(graph: Graph) -> Graph:
 def _wide_arg(arg: Arg) -> Arg:
     if isinstance(arg, tuple):
         return tuple(map(_wide_arg, arg))
-    return DType.F64 if isinstance(arg, DType) and arg is DType.F32 else arg
+    return DType.F64 if isinstance(arg, DType) and arg in _NARROWER else arg

@@ -15,6 +15,7 @@ from hotfuse.compile.learn.learned import foresight, trust
 from hotfuse.compile.request_context import strategies
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion import explain
+from hotfuse.fusion.dense_images import dense_images
 from hotfuse.fusion.engine import Contest, FusionPlanner
 from hotfuse.fusion.forecast import Predictor, Trained
 from hotfuse.fusion.groups import Group
@@ -46,7 +47,7 @@ def arranged(
     gate: Gate | None = None,
 ) -> tuple[Graph, list[str]]:  # fmt: skip
     """A graph in the layouts that pay, before groups are formed, and the decisions; by rule where nobody can predict."""
-    ahead = foresight()
+    graph, ahead = dense_images(graph), foresight()
     predict = Trained(ahead.predictor) if ahead is not None else gate.rooflines if gate is not None else None
     if predict is None:
         return with_own_operands(channels_last(graph)), []

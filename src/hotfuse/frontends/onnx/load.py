@@ -12,7 +12,7 @@ What is checked, so that later stages need not ask again:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from hotfuse.frontends.onnx.model import (
     PortType,
     domain_of,
 )
+from hotfuse.frontends.onnx.nibbles import widened
+from hotfuse.frontends.onnx.node_order import in_order
 from hotfuse.frontends.onnx.tensors import ExternalData, sparse_value, tensor_value
 from hotfuse.frontends.onnx.values import Value
 
@@ -42,6 +44,8 @@ MAX_DEPTH = 24
 """Graphs in graphs, and functions calling functions: real models stay below ten."""
 
 _ARCHIVE = b"PK\x03\x04"
+_IMPLIED = {"com.microsoft": 1}
+"""Domains with one version only: tools of ONNX Runtime put their operators into files without importing it."""
 _DAMAGED = "the file may be truncated or damaged: copy or export it again"
 
 
@@ -98,7 +102,7 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
             raise ModelError(f"cannot load {source}: function {fn.name!r} is defined twice")
         functions[key] = fn
     _check_calls(functions, source)
-    graph = reader.graph(proto.graph, opsets, frozenset(), 0)
+    graph = widened(reader.graph(proto.graph, opsets, frozenset(), 0))
     for node in all_nodes(graph.nodes):
         if (node.domain, node.op, node.overload) not in functions:
             schema.check(node, opsets[node.domain])
@@ -143,7 +147,7 @@ class _OnnxReader:
                     f"opset version {entry.version} of domain {domain or 'ai.onnx'!r}", where, hint=_DAMAGED
                 )
             found[domain] = int(entry.version)
-        return found
+        return {**_IMPLIED, **found} if found else found
 
     def function(self, f: FunctionProto, *, partial: bool = False) -> OnnxFunction:
         """A function; a partial one (an operator's body made for one node) may leave outputs out."""
@@ -208,7 +212,7 @@ class _OnnxReader:
 
     def _nodes(
         self,
-        protos: Iterable[NodeProto],
+        protos: Sequence[NodeProto],
         opsets: Mapping[str, int],
         scope: set[str],
         where: str,
@@ -217,9 +221,9 @@ class _OnnxReader:
         outer: frozenset[str] = frozenset(),
         in_function: bool = False,
     ) -> tuple[OnnxNode, ...]:
-        """Decode nodes in order; `scope` grows by what they define."""
+        """Decode nodes, sorted where the file's order is none; `scope` grows by what they define."""
         nodes: list[OnnxNode] = []
-        for index, n in enumerate(protos):
+        for index, n in enumerate(in_order(protos)):
             label = f"node {n.name or index!r} ({n.op_type}) of {where}"
             self.text(label, n.op_type, n.domain, n.name, n.overload, *n.input, *n.output)
             domain = domain_of(n.domain)
@@ -237,7 +241,7 @@ class _OnnxReader:
                     raise self.error(
                         f"input {i!r} is used before it is computed",
                         label,
-                        "nodes must come in a topological order",
+                        "no node, input or initializer gives it, or nodes wait for each other in a circle",
                         _DAMAGED,
                     )
             visible = (

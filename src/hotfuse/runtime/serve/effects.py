@@ -199,7 +199,9 @@ def same_bits(now: torch.Tensor, was: torch.Tensor) -> bool:
 def _bits(t: torch.Tensor) -> torch.Tensor:
     """What a tensor holds, in a row; what torch only notes of it (signs, conjugates) is in the numbers."""
     flat = t.resolve_conj().resolve_neg().reshape(-1).contiguous()
-    return flat if flat.dtype is torch.bool else flat.view(torch.uint8)
+    if flat.dtype is torch.bool or not flat.numel():  # NumPy gives empty arrays strides of zero, and torch views none of those
+        return flat
+    return flat.view(torch.uint8)
 
 
 def _versions(leaves: Sequence[torch.Tensor]) -> list[int | None]:

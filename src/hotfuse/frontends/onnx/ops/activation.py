@@ -82,7 +82,7 @@ def softsign(ctx: Ctx, x: Tensor) -> Tensor:
 
 @onnx_op("ThresholdedRelu")
 def thresholded_relu(ctx: Ctx, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.threshold(x, alpha, 0.0)
+    return torch.where(x > alpha, x, 0.0)  # what is no number exceeds nothing; F.threshold would hand it on
 
 
 @onnx_op("Mish")

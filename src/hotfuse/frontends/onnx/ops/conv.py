@@ -18,10 +18,22 @@ _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d
 _CONV_T: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
+def _widened(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Float16 on the host is computed in float32 and rounded once: torch's own loops over it take 20 times as long there, where the
+    processor has no arithmetic for it. Casts of images go into the kernels around them, those of weights are done once."""
+
+    def run(x: Tensor, w: Tensor, b: Tensor | None, *rest: Any) -> Tensor:
+        if x.dtype is not torch.float16 or x.device.type != "cpu":
+            return fn(x, w, b, *rest)
+        return fn(x.float(), w.float(), None if b is None else b.float(), *rest).to(x.dtype)
+
+    return run
+
+
 def _by_rank(table: dict[int, Callable[..., Tensor]], what: str, n: int) -> Callable[..., Tensor]:
     if n not in table:
         raise ModelError(f"{what} over {n} spatial axes", because="torch has kernels for one, two and three")
-    return table[n]
+    return _widened(table[n])
 
 
 @onnx_op("Conv")
