@@ -29,8 +29,8 @@ from hotfuse.profile.snapshot import EMPTY, NoticedDrift, Snapshot, drift_from, 
 MAX_RESTARTS = 5
 """Deaths within a minute after which it is given up."""
 PATIENCE_S, MAX_PATIENCE_S = 5.0, 300.0
-"""How long an analyzer stays without records. It doubles where one that had left was needed again soon, since a start takes 0.2 s of
-a core."""
+"""How long an analyzer stays without records. It doubles where one that had left was needed again soon: a start takes 0.2 s
+of a core."""
 SOON_S = 60.0
 """Returns within so long count as soon."""
 LOOK_S = 0.25
