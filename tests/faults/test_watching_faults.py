@@ -66,7 +66,7 @@ def test_an_analyzer_without_records_leaves_and_the_next_one_goes_on_from_there(
         assert shot.records == 17 and shot.graphs[0].samples == 17
         stats = analyzer.stats()
         assert analyzer.returns == 1 and stats["analyzer_restarts"] == 0 and stats["records_dropped"] == 0
-        assert analyzer._patience_s == 0.6  # it was needed again soon
+        assert analyzer.patience_s == 0.6  # it was needed again soon
     finally:
         analyzer.stop()
 
@@ -95,7 +95,7 @@ def test_a_memory_that_cannot_be_taken_over_is_told_and_the_next_analyzer_begins
     try:
         analyzer.publish(calls(3))
         assert until(lambda: analyzer.away)
-        analyzer._remembered = b"!" * 300_000  # more than a pipe holds
+        analyzer.remembered = b"!" * 300_000  # more than a pipe holds
         analyzer.publish(calls(4))
         assert analyzer.flush(120) and analyzer.snapshot.records == 4
         assert sum(faults.counts().values()) > before and any("taking over" in what for what in faults.counts())

@@ -65,9 +65,9 @@ class Analyzer:
         self._stopping = False
         self._halt = threading.Event()
         """Set with `_stopping`: the thread need not wait for records any more."""
-        self._remembered = b""
+        self.remembered = b""
         """What an analyzer that left remembers, for the next one."""
-        self._patience_s = PATIENCE_S
+        self.patience_s = PATIENCE_S
         self.away = False
         """No analyzer runs, because nothing was to be analyzed."""
         self.started = 0
@@ -228,7 +228,7 @@ class Analyzer:
             process.stdout.close()
             if self._stopping:
                 return
-            if process.returncode == 0 and self._remembered:
+            if process.returncode == 0 and self.remembered:
                 self._until_records()
                 continue
             now = time.monotonic()
@@ -246,7 +246,7 @@ class Analyzer:
         while ring.published <= ring.consumed and not self._halt.wait(LOOK_S):
             pass
         soon = time.monotonic() - since < SOON_S
-        self._patience_s = min(2 * self._patience_s, MAX_PATIENCE_S) if soon else PATIENCE_S
+        self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S) if soon else PATIENCE_S
         self.away = False
 
     def _ring_closed(self) -> None:
@@ -260,13 +260,13 @@ class Analyzer:
             if self._stopping or self._ring is None:
                 return None
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hotfuse.profile.daemon", str(self._ring.fd), str(self._patience_s),
-                 *(["follows"] if self._remembered else [])],
+                [sys.executable, "-m", "hotfuse.profile.daemon", str(self._ring.fd), str(self.patience_s),
+                 *(["follows"] if self.remembered else [])],
                 pass_fds=[self._ring.fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
             )  # fmt: skip
             unbind(self._process.pid)
             self.started += 1
-            process, remembered, self._remembered = self._process, self._remembered, b""
+            process, remembered, self.remembered = self._process, self.remembered, b""
         if remembered:
             self.returns += 1
             self._tell(process, b"remember %b\n" % remembered)
@@ -284,7 +284,7 @@ class Analyzer:
             for listener in list(self._listeners):
                 listener(drift)
         elif kind == b"M":
-            self._remembered = body.strip()
+            self.remembered = body.strip()
         elif kind == b"L":
             faults.note("taking over what an analyzer remembered", RuntimeError(body.decode(errors="replace").strip()))
         elif kind == b"F":
