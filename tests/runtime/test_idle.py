@@ -129,6 +129,20 @@ def test_it_stops_where_it_stands_when_somebody_wants_the_machine(wanted: str) -
         assert s.started == 1 and not s.worker.closed.is_set()
 
 
+def test_it_ends_where_it_stays_stopped_and_begins_again_when_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "KEPT_STOPPED_S", 0.05)
+    with Scene() as s:
+        until(lambda: s.worker.asked)
+        first, s.worker = s.worker, Fake()
+        s.inside = True
+        until(first.closed.is_set)
+        until(lambda: s.idle.told.state is IdleState.WAITING)
+        assert s.started == 1 and s.idle.told.failures == 0, "that it was ended is no failure"
+        s.inside = False
+        until(lambda: s.worker.asked)
+        assert s.started == 2
+
+
 def test_a_busy_machine_never_gets_one() -> None:
     busy = Scene()
     busy.inside = True

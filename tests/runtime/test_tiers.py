@@ -21,7 +21,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan, PlanMemory
-from hotfuse.runtime.samples import KEPT_IDLE, CallSamples, made_up
+from hotfuse.runtime.samples import KEPT_IDLE, KEPT_IDLE_BYTES, CallSamples, made_up
 from hotfuse.runtime.tierup.attempt import demand_of
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.race import ALPHA, growth, race
@@ -279,6 +279,15 @@ def test_few_samples_are_kept_while_nobody_calls() -> None:
     assert kept is not None and float(kept[0][0, 0]) == 7.0 and len(samples.several(64)) == KEPT_IDLE
     samples.note((3,), [torch.zeros(16, 4)])
     assert samples.inputs((3,)) is not None, "calls bring others"
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.75, 1), (2.0, 1), (0.25, 4)])
+def test_bytes_bound_the_samples_that_are_kept_while_nobody_calls(share: float, kept: int) -> None:
+    samples = CallSamples(64 << 20)
+    for n in range(1, 11):
+        samples.note((n,), [torch.zeros(int(share * KEPT_IDLE_BYTES) // 4)])
+    samples.give_back()
+    assert len(samples.several(64)) == kept
 
 
 @pytest.mark.parametrize(("nodes", "calls_needed"), [(10, 3), (256, 6), (2560, 33)])

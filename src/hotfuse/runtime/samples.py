@@ -36,6 +36,8 @@ REFRESH = 8
 """Samples of a signature after which a newer call takes the place of the oldest."""
 KEPT_IDLE = 8
 """Signatures of which a call is kept while nobody calls: enough to prove a plan on. The next calls bring others."""
+KEPT_IDLE_BYTES = 1 << 20
+"""What those calls take at most; the commonest one is kept however large it is."""
 
 
 class KeptCall(list[torch.Tensor]):
@@ -124,9 +126,11 @@ class CallSamples:
     def give_back(self) -> int:
         """Nobody calls: keep the newest call of the commonest signatures alone; the bytes that others took."""
         with self._noting:
-            before = self.bytes
+            before, held = self.bytes, 0
             for rank, (_, seen) in enumerate(pair for pair in self._ranked() if pair[1].kept):
-                seen.kept = seen.kept[: rank < KEPT_IDLE]
+                stays = rank == 0 or (rank < KEPT_IDLE and held + seen.each <= KEPT_IDLE_BYTES)
+                seen.kept = seen.kept[:stays]
+                held += seen.bytes
             return before - self.bytes
 
     def after_fork(self) -> None:

@@ -2,7 +2,7 @@
 
     worker   a process of its own at the lowest priority (`compile.learn.idle`), asked for a few seconds of work at a time
     watch    looks many times a second whether a call, a compilation or anybody else wants the machine; then the worker is stopped
-             where it stands, and goes on when it has been quiet for a while
+             where it stands, and goes on when it has been quiet for a while; where that does not come soon, the worker ends
 
 One of them for each profile store of the process. It begins when a model has been tried, as only then there is something to learn
 for, and ends with the last engine. Calls pay nothing for it: they are noticed by the counters they keep anyway.
@@ -37,10 +37,13 @@ from hotfuse.runtime.tally import calls_everywhere
 GIVE_BACK_S = 5.0
 """Without a call for so long, memory that only makes the next calls faster is given back (`machine.heap`); once more when
 background work has ended as long ago, since that may go on for minutes behind the last call."""
-AFTER_S = 20.0
-"""Quiet for so long before a worker is started: it takes 200 MB, which a pause between requests is not worth."""
+AFTER_S = 120.0
+"""Quiet for so long before a worker is started: it takes 120 to 400 MB, which a pause between requests is not worth (decision
+246)."""
 QUIET_S = 0.25
 """Quiet for so long before it goes on after it was stopped."""
+KEPT_STOPPED_S = 5.0
+"""Stopped for so long, it ends: calls are back, and its memory is theirs. What it measured is in the store."""
 TICK_S = 0.02
 """Between two looks while it works."""
 REST_S = 0.5
@@ -125,7 +128,7 @@ class Idle:
         self._asker: threading.Thread | None = None
         self._worker: Process | None = None
         self._ending = threading.Event()
-        self._again_at = 0.0
+        self._again_at = self._stopped_at = 0.0
 
     # --- who it is for ---------------------------------------------------------------------------
 
@@ -192,10 +195,14 @@ class Idle:
                 self._begin()
         elif quiet < QUIET_S and not worker.paused:
             worker.pause()
+            self._stopped_at = now
             self._change(state=IdleState.STOPPED, stops=self.told.stops + 1)
         elif quiet >= QUIET_S and worker.paused:
             worker.resume()
             self._change(state=IdleState.WORKING)
+        elif worker.paused and now - self._stopped_at >= KEPT_STOPPED_S:
+            self._close()
+            self._change(state=IdleState.WAITING)
 
     def _begin(self) -> None:
         if self._asker is not None and self._asker.is_alive():
