@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from hotfuse.compile import request_context
 from hotfuse.compile.learn import learned
 from hotfuse.compile.request_context import RequestContext
+from hotfuse.hpm.row_cache import RowCache
+from hotfuse.ir.text import parse
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
 
@@ -52,3 +55,34 @@ def test_a_store_that_was_closed_is_opened_again(tmp_path: Path) -> None:
     again = ask(0)
     assert again is not first and again.host.machine == first.host.machine
     assert first.store.measurements() == [], "whoever still uses the closed one may go on"
+
+
+GRAPH = """graph main(%x: f32[64, 64]) {
+  %y: f32[64, 64] = aten.tanh.default(%x)
+  return %y
+}"""
+
+
+def test_trials_are_counted_when_the_worker_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan waits for the worker while kernels are tried; what they computed and moved is for a model that there is not yet."""
+    counted = list[int]()
+    count = RowCache.rows
+    monkeypatch.setattr(RowCache, "rows", lambda self, found: counted.append(len(found)) or count(self, found))  # pyright: ignore
+    path = tmp_path / "p.sqlite"
+    with request_context.used_by({"profiles": str(path), "record": True}):
+        kept = learned.notes()
+        assert kept is not None and kept.ahead is None
+        begin = time.time()
+        kept.tried("first", parse(GRAPH), {}, 50.0, 60.0)
+        tried = time.time()
+        assert not counted
+        learned.flush()
+        assert len(counted) == 1
+        for i in range(learned.MOST_TRIALS):
+            kept.tried(f"k{i}", parse(GRAPH), {}, 50.0, 60.0)
+        assert not kept.trials, "they are not kept without end"
+    learned.flush()
+    with Store.open(path) as store:
+        found = store.measurements(source="race")
+    assert len(found) == 2 * (1 + learned.MOST_TRIALS)
+    assert all(begin <= m.at <= tried for m in found if m.kernel.startswith("first")), "when it was tried, not when it was written"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,8 @@ TRIAL_NOISE = 0.1
 """A trial is a handful of runs beside others."""
 FLUSH = 16
 """Measurements kept back before they go to the store together."""
+MOST_TRIALS = 256
+"""Trials kept back before they are counted."""
 FRESH_S = 10.0
 """After so long, what others have learned meanwhile is read again when a graph is planned."""
 STORES = 8
@@ -128,6 +130,19 @@ class Foresight:
         return Foreseen(float(found.seconds[0]), float(found.high_s[0]), float(found.seconds[1]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A kernel that was tried against the library."""
+
+    key: str
+    graph: Graph
+    sizes: Mapping[str, int]
+    kernel_us: float
+    library_us: float
+    threads: int
+    at: float
+
+
 @dataclass(slots=True)
 class Notes:
     """What a process knows and writes down of one store."""
@@ -140,6 +155,8 @@ class Notes:
     trust: Bandit
     """How far predictions of the fusion engine came true, in all processes so far."""
     pending: list[Measurement] = field(default_factory=list[Measurement])
+    trials: list[_Trial] = field(default_factory=list[_Trial])
+    """Trials whose work is not counted yet: a plan waits for the worker, and nobody for that."""
     problems: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict[str, "tuple[str, dict[str, int]]"])
     """Groups that were tried, for calibration."""
     unknown: int = 0
@@ -174,21 +191,33 @@ class Notes:
     def tried(
         self, key: str, graph: Graph, sizes: Mapping[str, int], kernel_us: float, library_us: float, threads: int = 1
     ) -> None:
-        """A trial's outcome: it corrects the model of as many threads as it had, and is kept for the next one."""
+        """A trial's outcome: it corrects the model of as many threads as it had, and is kept for the next one.
+
+        Without a model there is nothing to correct now: it is counted when the worker rests, or many wait.
+        """
         if not self.place.record:
             return
-        try:
-            table = self.book.rows([Candidate(graph, sizes, c, threads) for c in (self.host.core, None)])
-        except (HotfuseError, KeyError, IndexError):
-            self.unknown += 1
-            return
-        made: list[Measurement] = []
-        for i, us in enumerate((kernel_us, library_us)):
-            if us > LEAST_US:
-                name = rows.kernel_name(key, {}, self.host.core if i == 0 else None, threads)
-                made += rows.measurements([name], table[i : i + 1], [us * 1e-6], [TRIAL_NOISE], threads, "race")
-        self.problems[key] = (show(graph), dict(sizes))
-        self.wrote(made)
+        self.trials.append(_Trial(key, graph, sizes, kernel_us, library_us, threads, time.time()))
+        if self.ahead is not None or len(self.trials) >= MOST_TRIALS:
+            self._count()
+
+    def _count(self) -> None:
+        """What trials computed and moved, beside what they took."""
+        trials, self.trials = self.trials, []
+        for t in trials:
+            try:
+                table = self.book.rows([Candidate(t.graph, t.sizes, c, t.threads) for c in (self.host.core, None)])
+            except (HotfuseError, KeyError, IndexError):
+                self.unknown += 1
+                continue
+            made: list[Measurement] = []
+            for i, us in enumerate((t.kernel_us, t.library_us)):
+                if us > LEAST_US:
+                    name = rows.kernel_name(t.key, {}, self.host.core if i == 0 else None, t.threads)
+                    found = rows.measurements([name], table[i : i + 1], [us * 1e-6], [TRIAL_NOISE], t.threads, "race")
+                    made += [replace(m, at=t.at) for m in found]
+            self.problems[t.key] = (show(t.graph), dict(t.sizes))
+            self.wrote(made)
 
     def wrote(self, made: Sequence[Measurement]) -> None:
         """Keep measurements of serving."""
@@ -200,6 +229,7 @@ class Notes:
 
     def flush(self) -> None:
         """Put what was measured into the store."""
+        self._count()
         if self.pending:
             self.store.record_measurements(self.pending, self.host.machine)
             self.pending = []

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 import torch
@@ -128,7 +128,7 @@ class DirectOperators(TorchFunctionMode):
         if first is None or (first.dtype not in _FLOATS and func not in _ANY_TYPE) or not all(_alike(t, first) for t in operands):
             return None
         if func not in _ANY_LAYOUT and not all(map(self._is_row_major, operands)):
-            return None
+            row = _OTHER_ORDER.get(func, _unknown)
         try:
             return row(*args, **kwargs)
         except TypeError:  # arguments that no row expects
@@ -392,6 +392,22 @@ def _reshape(x: torch.Tensor, sizes: Sequence[Size]) -> DirectNode | None:
     return DirectNode(aten.reshape.default, (x, list(sizes)), tuple(last if type(s) is int and s == -1 else s for s in sizes))
 
 
+def _unknown(*_args: Any, **_kwargs: Any) -> None:
+    """No row: torch has to be asked."""
+
+
+def _reshape_turned(x: torch.Tensor, *sizes: Any) -> DirectNode | None:
+    """Of elements in another order, where all sizes are numbers. Torch says whether that is a view, of a tensor without data: its
+    answer for fake tensors is put together in Python, and the first of those loads its distributed tensors.
+    """
+    made = _reshape(x, sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes)
+    if made is None or any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride(), *made.shape)):
+        return None
+    with unset_fake_temporarily():
+        found = torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype, device="meta").reshape(made.shape)
+    return replace(made, stride=found.stride())
+
+
 def _rows() -> dict[Any, Row]:
     rows: dict[Any, Row] = {F.hardswish: _unary(aten.hardswish.default), F.silu: _unary(aten.silu.default)}
     names = (
@@ -424,4 +440,6 @@ def _rows() -> dict[Any, Row]:
 _ROWS = _rows()
 _ANY_LAYOUT = frozenset[Any]({torch.matmul, F.linear, torch.permute, torch.squeeze})
 """What looks through the order of its operands, or gives a row-major result whatever it is."""
+_OTHER_ORDER: Mapping[Any, Row] = {torch.reshape: _reshape_turned, torch.Tensor.reshape: _reshape_turned}
+"""Rows for operands that are not row-major."""
 _ANY_TYPE = frozenset[Any]({torch.Tensor.to, torch.Tensor.float, torch.reshape, torch.Tensor.reshape})
