@@ -89,13 +89,15 @@ class Finding:
         }  # fmt: skip
 
 
-def questions(plan: Plan, found: GraphSeen, number: int, names: Names, threads: int) -> list[PartitionQuestion]:
+def questions(
+    plan: Plan, found: GraphSeen, number: int, names: Names, threads: int, most: int = MAX_PARTITIONS
+) -> list[PartitionQuestion]:
     """The slowest partitions of a plan at the kind of call that came most often."""
     items = {names.item(number, _name(plan, p.index)): p.index for p in plan.partitioning.parts}
     for signature in found.signatures:
         shapes = names.shapes(number, signature.signature)
         seen = {items[p.item]: p for p in signature.partitions if p.item in items and p.n and p.mean > 0}
-        if shapes is not None and (asked := _asked(plan, seen, shapes, threads, found.by_name(names))):
+        if shapes is not None and (asked := _asked(plan, seen, shapes, threads, found.by_name(names), most)):
             return asked
     return []
 
@@ -121,15 +123,18 @@ def _name(plan: Plan, index: int) -> str:
 
 
 def _asked(
-    plan: Plan, seen: Mapping[int, PartitionSeen], shapes: Sequence[Sequence[int]], threads: int, outcomes: Outcomes | None = None
-) -> list[PartitionQuestion]:
+    plan: Plan, seen: Mapping[int, PartitionSeen], shapes: Sequence[Sequence[int]], threads: int, outcomes: Outcomes | None = None,
+    most: int = MAX_PARTITIONS,
+) -> list[PartitionQuestion]:  # fmt: skip
     env = bind(plan.graph, list(shapes))
     if not seen or isinstance(env, Mismatch):
         return []
+    if plan.account is not None:
+        env = plan.account.seen.with_data_sizes(env)
     seen = {i: p for i, p in seen.items() if p.p50 >= LEAST_NS}
     total = sum(p.mean for p in seen.values())
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
-    slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MAX_PARTITIONS]
+    slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:most]
     return [
         PartitionQuestion(plan.tier, i, _name(plan, i), text, p, p.mean / total, threads, _times(plan, i, p, env, threads))
         for i, p in ((i, _complete(plan, i, p, env, outcomes)) for i, p in slowest)
@@ -204,6 +209,10 @@ def _traffic(q: PartitionQuestion) -> dict[str, Any]:
 
 def _energy(q: PartitionQuestion) -> dict[str, Any]:
     """An estimate: meters of a whole processor say nothing about some microseconds of it."""
+    return {"microjoules": microjoules(q), "energy_source": "estimated"}
+
+
+def microjoules(q: PartitionQuestion) -> float:
+    """What a partition takes of energy, by its time and what it moves."""
     moved = max(q.seen.bytes, 0)
-    joules = q.seen.p50 * 1e-9 * watts_per_core() * q.threads + moved * assumed_core().joules_per_byte
-    return {"microjoules": round(joules * 1e6, 2), "energy_source": "estimated"}
+    return round((q.seen.p50 * 1e-9 * watts_per_core() * q.threads + moved * assumed_core().joules_per_byte) * 1e6, 2)
