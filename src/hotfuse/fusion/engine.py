@@ -136,7 +136,7 @@ class FusionPlanner:
     """Predicted seconds at each of those sizes, where there are several."""
     _measured: dict[tuple[Key, bool], tuple[MeasuredPiece, float]] = field(
         default_factory=dict[tuple[Key, bool], tuple[MeasuredPiece, float]])
-    """What served, with the seconds that were predicted of it at the sizes that it was measured at."""
+    """What served, with the seconds that were predicted of it."""
     _lowered: dict[Key, str] = field(default_factory=dict[Key, str])
     _predictions: int = 0
     _whole: float = 0.0

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import Criterion, Reason, fails, holds
-from hotfuse.fusion.worth import PredictedCost, cost
+from hotfuse.fusion.worth import PredictedCost
 from hotfuse.ir.dims import symbols
 from hotfuse.ir.graph import Node, Value
 from hotfuse.ir.text import parse
@@ -105,10 +105,9 @@ def correction(pairs: Iterable[tuple[MeasuredPiece, float]]) -> float:
 
 
 def served(predicted: PredictedCost, piece: MeasuredPiece) -> PredictedCost:
-    """A cost as it was measured; what it leaves in memory is as before."""
-    made = cost(piece.us * 1e-6, piece.us * 1e-6 / (1 + piece.noise), piece.us * 1e-6 * (1 + piece.noise), piece.uj * 1e-6,
-                predicted.stored)  # fmt: skip
-    return replace(made, exposed=predicted.exposed * made.seconds / predicted.seconds if predicted.seconds else 0.0)
+    """A cost as it was measured, as far as its samples are believed: no further than what would replace it is corrected by them."""
+    made = predicted.times(correction([(piece, predicted.seconds)]))
+    return replace(made, deviation=min(made.deviation, made.seconds * piece.noise))
 
 
 def masked(predicted: PredictedCost, mask: MaskShare) -> PredictedCost:

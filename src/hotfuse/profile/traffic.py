@@ -37,14 +37,17 @@ class DataSize:
     n: int
     near: float
     """The part of the samples within a factor of two of it."""
+    refused_by: str = ""
+    """An operator that may refuse it at some extents, so that no code is made for it (`analysis.data_sizes`)."""
 
     @property
     def predictable(self) -> bool:
         """Whether it may be planned for: as other sizes are, from the first call on, until calls show that it differs."""
-        return self.size > 0 and self.near >= STEADY
+        return self.size > 0 and self.near >= STEADY and not self.refused_by
 
     def __str__(self) -> str:
-        return f"{self.symbol} is {self.low} to {self.high} in {self.n} samples, {self.near:.0%} of them near {self.size}"
+        but = f", and {self.refused_by} may refuse it" if self.refused_by else ""
+        return f"{self.symbol} is {self.low} to {self.high} in {self.n} samples, {self.near:.0%} of them near {self.size}{but}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class TrafficSeen:
 
     def lines(self) -> list[str]:
         """What a plan was made by, for a reader."""
-        said = [f"{s}: {'planned for' if s.predictable else 'not predictable, so not planned for'}" for s in self.sizes]
+        said = [f"{s}: {'planned for' if s.predictable else 'not planned for'}" for s in self.sizes]
         said += [str(m) for m in self.masks]
         if self.mix:
             each = (f"{m.share:.0%} {', '.join(f'{k}={v}' for k, v in m.dims.items())}" for m in self.mix)
@@ -133,9 +136,9 @@ class TrafficSeen:
 NOTHING_SEEN = TrafficSeen()
 
 
-def data_size(symbol: str, seen: Sequence[int]) -> DataSize:
+def data_size(symbol: str, seen: Sequence[int], refused_by: str = "") -> DataSize:
     """What some calls say of a size."""
     ordered = sorted(seen)
     middle = ordered[len(ordered) // 2]
     near = sum(middle <= NEAR * n and n <= NEAR * middle for n in ordered) / len(ordered)
-    return DataSize(symbol, middle, ordered[0], ordered[-1], len(ordered), near)
+    return DataSize(symbol, middle, ordered[0], ordered[-1], len(ordered), near, refused_by)

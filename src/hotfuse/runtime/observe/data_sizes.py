@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from hotfuse.analysis.data_sizes import data_symbols, unsuited
 from hotfuse.backends.library import meaning
 from hotfuse.backends.pycode import flat_function
-from hotfuse.ir.dims import symbols
-from hotfuse.ir.graph import Graph, Kind, Node, Value, sources
+from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import ScalarType, TensorType, dims_of
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.profile.traffic import DataSize, data_size
@@ -25,13 +25,6 @@ MOST_SIZES = 16
 """Sizes of one graph that are looked at."""
 Shown = Mapping[str, tuple[int, int]]
 """By symbol: which output of a node shows it, and on which axis; -1 for a number."""
-
-
-def data_symbols(graph: Graph) -> frozenset[str]:
-    """Symbols that no input's shape tells."""
-    told = frozenset[str]().union(*(symbols(d) for v in sources(graph) for d in dims_of(v.type)))
-    made = frozenset[str]().union(*(symbols(d) for n in graph.nodes for v in n.outs for d in dims_of(v.type)))
-    return made - told
 
 
 def data_sizes(
@@ -61,7 +54,8 @@ def data_sizes(
         for inputs in calls[:MOST_CALLS]:
             with in_own_stream(inputs):
                 run(*inputs)
-    return tuple(data_size(s, sizes) for s, sizes in seen.items() if sizes)
+    refused = unsuited(graph)
+    return tuple(data_size(s, sizes, refused.get(s, "")) for s, sizes in seen.items() if sizes)
 
 
 def _shown(value: Value, number: int) -> dict[str, tuple[int, int]]:

@@ -26,6 +26,7 @@ from hotfuse.ir.text import show
 from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.energy import watts_per_core
 from hotfuse.machine.traffic import of_misses
+from hotfuse.ops.table import Access, lookup
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
 from hotfuse.runtime.observe.partition_cost import known, partition_cost
@@ -55,6 +56,8 @@ class PartitionQuestion:
     threads: int
     times: PartitionTimes
     """For the worker."""
+    products: tuple[str, ...] = ()
+    """Values that products of it multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Finding:
     version: int
     """Of the model that predicted."""
     evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    products: tuple[str, ...] = ()
+    """Values that products of it multiply: what zeros in them are worth is its share of the time."""
 
     def strategies(self, ledger: Ledger) -> list[tuple[Strategy, float]]:
         """What addresses it, the most promising first."""
@@ -136,9 +141,17 @@ def _asked(
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
     slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:most]
     return [
-        PartitionQuestion(plan.tier, i, _name(plan, i), text, p, p.mean / total, threads, _times(plan, i, p, env, threads))
+        PartitionQuestion(plan.tier, i, _name(plan, i), text, p, p.mean / total, threads, _times(plan, i, p, env, threads),
+                          _multiplied(plan, i))
         for i, p in ((i, _complete(plan, i, p, env, outcomes)) for i, p in slowest)
     ]  # fmt: skip
+
+
+def _multiplied(plan: Plan, index: int) -> tuple[str, ...]:
+    """What products of a partition multiply by weights or by each other, by name."""
+    part, params = plan.partitioning.parts[index], {p.value.name for p in plan.graph.params}
+    products = (n for n in plan.graph.nodes[part.first : part.last] if lookup(n.op).access is Access.CONTRACTION)
+    return tuple(dict.fromkeys(v.name for n in products for v in n.ins if v.name not in params))
 
 
 def _complete(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], outcomes: Outcomes | None) -> PartitionSeen:
@@ -183,7 +196,7 @@ def _finding(q: PartitionQuestion, said: Mapping[str, Any], version: int) -> Fin
         "rooflines": "measured" if said["measured_rooflines"] else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
     }  # fmt: skip
     return Finding(q.tier, q.index, q.name, q.shapes, us, q.share, Bottleneck(said["bottleneck"]), str(said["because"]),
-                   said["predicted_us"], version, evidence)  # fmt: skip
+                   said["predicted_us"], version, evidence, q.products)  # fmt: skip
 
 
 def _counters(q: PartitionQuestion, said: Mapping[str, Any]) -> dict[str, Any]:

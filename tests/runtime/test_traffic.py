@@ -1,0 +1,143 @@
+# pyright: reportPrivateUsage=false
+"""What calls were seen to bring reaches whoever plans for them, and plans made by it are right at every extent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hotfuse
+from hotfuse import Settings
+from hotfuse.compile.account import SEEN
+from hotfuse.ir.text import parse
+from hotfuse.profile.traffic import MeasuredPiece, TrafficSeen, data_size
+from hotfuse.runtime.observe.call_sampler import CallSampler
+from hotfuse.runtime.observe.data_sizes import data_sizes
+from hotfuse.runtime.observe.traffic import as_planned, mix_of, traffic_of
+from hotfuse.runtime.samples import CallSamples
+from tests.contract.test_seen_costs import PICKED
+from tests.races import kernels_win
+
+ROWS = 48
+
+
+class Picks(torch.nn.Module):
+    """Rows that a mask picks, and something behind."""
+
+    def __init__(self, behind: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.behind = torch.nn.Linear(32, 32), behind
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Of rows that are picked, some function."""
+        return self.behind(torch.tanh(self.first(x[mask]) * 2 + 1))
+
+
+def picks(n: int) -> torch.Tensor:
+    mask = torch.zeros(ROWS, dtype=torch.bool)
+    mask[torch.randperm(ROWS)[:n]] = True
+    return mask
+
+
+def entries(fast: Any) -> list[Any]:
+    return [e for s in fast._engine.sites.values() for e in s.entries]
+
+
+def warm(model: torch.nn.Module, x: torch.Tensor, calls: int = 12) -> Any:
+    fast = hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2, race_s=0.01))
+    with torch.no_grad():
+        for _ in range(calls):
+            fast(x, picks(20))
+    return fast
+
+
+BEHIND: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda y: torch.softmax(y * 3, -1), "sums": lambda y: y.sum(0) * 3, "means": lambda y: y.mean() + y,
+    "pairs": lambda y: torch.relu(y @ y.T), "joined": lambda y: torch.cat([y, y * 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_rows_that_data_pick_get_kernels_which_are_right_for_any_number_of_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_win(monkeypatch)
+    model, x = Picks(BEHIND[name]).eval(), torch.randn(ROWS, 32)
+    with warm(model, x) as fast, torch.no_grad():
+        (entry,) = entries(fast)
+        assert entry.plan.tier == 1, entry.refused
+        assert entry.plan.account.seen.sizes[0].size == 20
+        assert f"{SEEN} u0 is 20 to 20" in fast.explain(full=True).text(full=True)
+        for n in (0, 1, 2, 3, 20, ROWS):
+            mask = picks(n)
+            torch.testing.assert_close(fast(x, mask), model(x, mask), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("behind", [lambda y: y.amax(0) * 2, lambda y: y[0] * 2, lambda y: y.max() * 2, lambda y: y[-1] * 2])
+def test_where_an_operator_may_refuse_no_rows_it_still_does(
+    behind: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels_win(monkeypatch)
+    model, x = Picks(behind).eval(), torch.randn(ROWS, 32)
+    with warm(model, x) as fast, torch.no_grad():
+        with pytest.raises((IndexError, RuntimeError)):
+            model(x, picks(0))
+        with pytest.raises((IndexError, RuntimeError)):
+            fast(x, picks(0))
+        mask = picks(5)
+        torch.testing.assert_close(fast(x, mask), model(x, mask), rtol=1e-4, atol=1e-4)
+
+
+def test_kept_calls_tell_the_sizes_that_data_have() -> None:
+    graph, x = parse(PICKED.replace("512", "8")), torch.randn(ROWS, 8)
+    steady = data_sizes(graph, {}, [(x, picks(n)) for n in (20, 21, 19, 20)])
+    assert steady == (data_size("u0", (20, 21, 19, 20)),) and steady[0].predictable
+    wild = data_sizes(graph, {}, [(x, picks(n)) for n in (1, 40, 3, 12)])
+    assert not wild[0].predictable and (wild[0].low, wild[0].high) == (1, 40)
+    assert not data_sizes(graph, {}, [(x, picks(0))])[0].predictable, "nothing can be tried on no rows"
+    assert TrafficSeen(steady).with_data_sizes({"s0": ROWS}) == {"s0": ROWS, "u0": 20}
+
+
+def test_several_sizes_are_planned_for_where_none_is_most() -> None:
+    graph = parse(PICKED)
+    samples = CallSamples(1 << 30)
+
+    def came(sizes: list[int]) -> None:
+        for n in sizes:
+            samples.note((n,), [torch.zeros(n, 512), torch.zeros(n, dtype=torch.bool)])
+
+    came([8] * 10)
+    assert mix_of(samples, graph) == ()
+    came([16] * 10)
+    found = mix_of(samples, graph)
+    assert {m.dims["s0"] for m in found} == {8, 16} and sum(m.share for m in found) == pytest.approx(1.0, abs=0.01)
+    came([16] * 60)
+    assert mix_of(samples, graph) == (), "most calls have one size by now"
+
+
+def test_what_sampled_calls_took_is_told_to_planners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampled calls of a plan of kernels: their partitions' times are weights of the next plan, by what they compute."""
+    kernels_win(monkeypatch)
+    model, x = Picks(BEHIND["rows"]).eval(), torch.randn(ROWS, 32)
+    settings = Settings(capture="inline", hot_calls=2, race_s=0.01, watch_rate=1)
+    with hotfuse.jit(model, settings=settings) as fast, torch.no_grad():
+        for _ in range(200):
+            fast(x, picks(20))
+        (entry,) = entries(fast)
+        sampler: CallSampler = fast._engine.call_sampler
+
+        def told() -> tuple[MeasuredPiece, ...]:
+            return traffic_of(sampler, entry)(entry.baseline.graph).pieces
+
+        for _ in range(40):
+            if told():
+                break
+            for _ in range(50):
+                fast(x, picks(20))
+            sampler._shared.analyzer.flush()
+        pieces = told()
+        assert pieces, "sampled calls show what partitions take"
+        graphs = {a.graph.name for a in entry.plan.artifacts}
+        assert all(p.us > 0 and p.n >= 4 and parse(p.graph).name in graphs for p in pieces)
+        assert as_planned(entry)(entry.baseline.graph) == entry.plan.account.seen
