@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hotfuse.analysis.data_sizes import data_symbols, unsuited
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.units import described
@@ -26,6 +25,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 from hotfuse.profile.traffic import MaskShare, MeasuredPiece, SizesShare, TrafficSeen, data_size
+from hotfuse.specialize.data_sizes import data_symbols, unsuited
 from hotfuse.specialize.shapes import at_sizes
 from tests.contract.test_fusion_engine import CHAIN
 

@@ -38,7 +38,7 @@ class DataSize:
     near: float
     """The part of the samples within a factor of two of it."""
     refused_by: str = ""
-    """An operator that may refuse it at some extents, so that no code is made for it (`analysis.data_sizes`)."""
+    """An operator that may refuse it at some extents, so that no code is made for it (`specialize.data_sizes`)."""
 
     @property
     def predictable(self) -> bool:

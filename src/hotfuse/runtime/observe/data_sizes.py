@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from hotfuse.analysis.data_sizes import data_symbols, unsuited
 from hotfuse.backends.library import meaning
 from hotfuse.backends.pycode import flat_function
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import ScalarType, TensorType, dims_of
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.profile.traffic import DataSize, data_size
+from hotfuse.specialize.data_sizes import data_symbols, unsuited
 
 MOST_CALLS = 8
 """Kept calls that are run for it."""
