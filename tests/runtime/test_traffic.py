@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,18 @@ import torch
 import hotfuse
 from hotfuse import Settings
 from hotfuse.compile.account import SEEN
+from hotfuse.hpm.bottleneck import Bottleneck
 from hotfuse.ir.text import parse
+from hotfuse.profile.names import Names
+from hotfuse.profile.records import Flag
+from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
 from hotfuse.profile.traffic import MeasuredPiece, TrafficSeen, data_size
 from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.data_sizes import data_sizes
+from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.traffic import as_planned, mix_of, traffic_of
 from hotfuse.runtime.samples import CallSamples
+from hotfuse.runtime.tierup.rows import PADDING_SAVES, ROWS_SAVE, _hidden, _multiplies
 from tests.contract.test_seen_costs import PICKED
 from tests.races import kernels_win
 
@@ -141,3 +148,36 @@ def test_what_sampled_calls_took_is_told_to_planners(monkeypatch: pytest.MonkeyP
         graphs = {a.graph.name for a in entry.plan.artifacts}
         assert all(p.us > 0 and p.n >= 4 and parse(p.graph).name in graphs for p in pieces)
         assert as_planned(entry)(entry.baseline.graph) == entry.plan.account.seen
+
+
+def found(share: float, *products: str) -> Finding:
+    return Finding(1, 0, "partition", "", 1.0, share, Bottleneck.COMPUTE, "", None, 0, products=products)
+
+
+def zeros(item: int, share: float, flags: int = 0, live: float = 0.0) -> ValueSeen:
+    none, some = Share(8, 0.0, 0.0), Share(8, share, 0.0)
+    return ValueSeen(item, 8, flags, (4, 4), some, none, none, none, none, Share(8, live, 0.0), none, 0.0, 1.0, 1.0)
+
+
+def test_zeros_are_worth_the_time_of_the_products_that_they_are_in() -> None:
+    names = Names()
+    number = names.graph("a model")
+    hot, cold = (zeros(names.item(number, n), 0.9) for n in ("hot", "cold"))
+    sampler: Any = SimpleNamespace(known=lambda _key: (number, None, names))
+    context: Any = SimpleNamespace(plans=SimpleNamespace(call_sampler=sampler))
+    entry: Any = SimpleNamespace(key=0, plan=SimpleNamespace(tier=1), findings=(found(0.6, "hot"), found(0.38, "x")))
+    assert _multiplies(context, entry, hot) == 0.6
+    assert _multiplies(context, entry, cold) == pytest.approx(0.02), "too fast to be told apart: at most what the others leave"
+    entry.findings = ()
+    assert _multiplies(context, entry, hot) == ROWS_SAVE, "nobody has looked"
+
+
+def test_packing_is_expected_to_save_the_rows_that_masks_hide() -> None:
+    mask = int(Flag.MASK) | int(Flag.INPUT)
+
+    def seen(*values: ValueSeen) -> GraphSeen:
+        return GraphSeen(0, 8, (), values, (), (), (), (), 0)
+
+    assert _hidden(seen(zeros(0, 0.0, mask, live=0.33))) == pytest.approx(0.67)
+    assert _hidden(seen(zeros(0, 0.0, int(Flag.MASK), live=0.33))) == PADDING_SAVES, "made inside: no rows of the calls"
+    assert _hidden(None) == PADDING_SAVES
