@@ -490,7 +490,8 @@ class FusionPlanner:
             reason = fails(Criterion.PREDICTABLE, "its time cannot be predicted")
             refused = FusionChoice(c.kind, subject, accepted=False, uses=uses, before=before, after=after)
             return replace(refused, reasons=(*c.reasons, reason))
-        won, spread = self._at_all_sizes(index, where, c, gain(before, after, self.objective, self.threads))
+        predicted = gain(before, after, self.objective, self.threads)
+        won, spread = self._at_all_sizes(index, where, c, predicted)
         building = sum(0.0 if g.kind == GroupKind.LIBRARY else self.compile_s(g) for g in c.new)
         building -= sum(0.0 if g.kind == GroupKind.LIBRARY else self.compile_s(g) for g in c.old)
         trust = self.bandit.trust(c.kind.value)
@@ -502,7 +503,7 @@ class FusionPlanner:
         text = f"{before.seconds * 1e6:.1f} -> {after.seconds * 1e6:.1f} us{as_served}, worth {worth:.2g} s"
         make = holds if accepted else fails
         reason = make(Criterion.VALUE, text, gain_us=round(won.mean * 1e6, 2), deviation_us=round(won.deviation * 1e6, 2))
-        return FusionChoice(c.kind, subject, accepted, uses, before, after, won, worth, (*c.reasons, *spread, reason))
+        return FusionChoice(c.kind, subject, accepted, uses, before, after, predicted, worth, (*c.reasons, *spread, reason))
 
     def _at_all_sizes(self, index: UseIndex, where: UseIndex, c: FusionCandidate, won: Gain) -> tuple[Gain, tuple[Reason, ...]]:
         """A gain that differs from size to size is as uncertain as the sizes of calls are: with how far it lies apart."""

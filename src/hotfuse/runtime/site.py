@@ -22,6 +22,7 @@ from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, TensorSpec
 from hotfuse.frontends.paths.reads import Path
 from hotfuse.profile.agent import Sampler
+from hotfuse.profile.traffic import MeasuredPiece
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.repeats import InputRepeats
@@ -127,6 +128,8 @@ class Entry:
     """What was tried and lost, with the reason; not tried again until something changed."""
     findings: tuple[Finding, ...] = ()
     """What limits the partitions of its plan, the slowest first, as the calls that were looked at showed it."""
+    measured: tuple[MeasuredPiece, ...] = ()
+    """What those took in the call that the plan was raced on: for who plans before calls were sampled."""
     trade: Trade | None = None
     """What the plan that was deployed last costs and what the one before it cost."""
     stamp: tuple[int, ...] = ()

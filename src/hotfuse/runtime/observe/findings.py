@@ -107,7 +107,7 @@ def questions(
     return []
 
 
-def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int) -> list[PartitionQuestion]:
+def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int, most: int = MAX_PARTITIONS) -> list[PartitionQuestion]:
     """The same of a plan that was just raced, on the call it was raced on: nobody has sampled it so far."""
     with torch.no_grad():
         rounds = [plan.timed(*call)[1] for _ in range(LOOKS)]
@@ -119,7 +119,7 @@ def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int) -> list[Partit
         middle, mean = ordered[LOOKS // 2], sum(ordered) / LOOKS
         if middle > 0:
             seen[i] = PartitionSeen(0, LOOKS, mean, 0.0, ordered[0], middle, ordered[-1], -1, -1, ())
-    return _asked(plan, seen, [tuple(t.shape) for t in call], threads)
+    return _asked(plan, seen, [tuple(t.shape) for t in call], threads, most=most)
 
 
 def _name(plan: Plan, index: int) -> str:

@@ -1,7 +1,7 @@
 """What calls of an entry were seen to bring, put together for whoever plans for it; for the background.
 
-Sampled calls tell what partitions take and what masks hide, kept calls which sizes data have, and counts of calls which sizes they
-come in. Nothing of it is asked for on the path of a call.
+Sampled calls tell what partitions take (before there are any, the call that their plan was raced on) and what masks hide, kept
+calls which sizes data have, and counts of calls which sizes they come in. Nothing of it is asked for on the path of a call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def traffic_of(sampler: CallSampler, entry: Entry) -> Callable[[Graph], TrafficS
             if entry.plan is not entry.baseline:
                 asked = questions(entry.plan, found, number, names, torch.get_num_threads(), MOST_PIECES)
                 pieces = tuple(piece(q) for q in asked if q.seen.n >= FEWEST)
-        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), pieces)
+        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), pieces or entry.measured)
 
     return seen
 
