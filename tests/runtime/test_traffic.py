@@ -146,7 +146,7 @@ def test_what_sampled_calls_took_is_told_to_planners(monkeypatch: pytest.MonkeyP
         pieces = told()
         assert pieces, "sampled calls show what partitions take"
         graphs = {a.graph.name for a in entry.plan.artifacts}
-        assert all(p.us > 0 and p.n >= 4 and parse(p.graph).name in graphs for p in pieces)
+        assert all(p.us > 0 and p.n >= 1 and p.noise > 0 and parse(p.graph).name in graphs for p in pieces)
         assert as_planned(entry)(entry.baseline.graph) == entry.plan.account.seen
 
 

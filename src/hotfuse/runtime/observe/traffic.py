@@ -31,7 +31,11 @@ MOST = 2 / 3
 LEAST_SHARE = 0.05
 """Calls of a size that are a smaller part are not planned for."""
 FEWEST = 4
-"""Samples of a partition or mask before anything is said of it."""
+"""Samples of a mask before anything is said of it; times of partitions are believed as far as they are many."""
+
+
+ONE_SAMPLE = 0.5
+"""How far off a single sample may be, relative; less with more of them."""
 
 
 def traffic_of(sampler: CallSampler, entry: Entry) -> Callable[[Graph], TrafficSeen]:
@@ -47,7 +51,7 @@ def traffic_of(sampler: CallSampler, entry: Entry) -> Callable[[Graph], TrafficS
             masks = _masks(found, lambda item: names.item_name(number, item))
             if entry.plan is not entry.baseline:
                 asked = questions(entry.plan, found, number, names, torch.get_num_threads(), MOST_PIECES)
-                pieces = tuple(piece(q) for q in asked if q.seen.n >= FEWEST)
+                pieces = tuple(map(piece, asked))
         return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), pieces or entry.measured)
 
     return seen
@@ -60,10 +64,11 @@ def as_planned(entry: Entry) -> Callable[[Graph], TrafficSeen]:
 
 
 def piece(q: PartitionQuestion) -> MeasuredPiece:
-    """A partition's weight, as measured."""
+    """A partition's weight, as measured; what a few samples happen to have in common is no evidence that it is steady."""
     cycles = q.seen.counters[COUNTED.index("cycles")] if q.seen.counters else None
     t = q.times
-    return MeasuredPiece(t.graph, t.sizes, t.library, round(t.us, 3), round(t.noise, 3), t.n, t.bytes, cycles, microjoules(q))
+    noise = max(t.noise, ONE_SAMPLE / t.n)
+    return MeasuredPiece(t.graph, t.sizes, t.library, round(t.us, 3), round(noise, 3), t.n, t.bytes, cycles, microjoules(q))
 
 
 def mix_of(samples: CallSamples, graph: Graph) -> tuple[SizesShare, ...]:
