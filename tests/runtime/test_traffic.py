@@ -12,6 +12,7 @@ import torch
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.base.events import EventLog, Why
 from hotfuse.compile.account import SEEN
 from hotfuse.hpm.bottleneck import Bottleneck
 from hotfuse.ir.text import parse
@@ -135,7 +136,7 @@ def test_what_sampled_calls_took_is_told_to_planners(monkeypatch: pytest.MonkeyP
         sampler: CallSampler = fast._engine.call_sampler
 
         def told() -> tuple[MeasuredPiece, ...]:
-            return traffic_of(sampler, entry)(entry.baseline.graph).pieces
+            return traffic_of(sampler, entry, EventLog())(entry.baseline.graph).pieces
 
         for _ in range(40):
             if told():
@@ -181,3 +182,12 @@ def test_packing_is_expected_to_save_the_rows_that_masks_hide() -> None:
     assert _hidden(seen(zeros(0, 0.0, mask, live=0.33))) == pytest.approx(0.67)
     assert _hidden(seen(zeros(0, 0.0, int(Flag.MASK), live=0.33))) == PADDING_SAVES, "made inside: no rows of the calls"
     assert _hidden(None) == PADDING_SAVES
+
+
+def test_a_kept_call_that_raises_is_no_reason_to_go_without_a_plan() -> None:
+    graph, log, samples = parse(PICKED), EventLog(), CallSamples(1 << 30)
+    samples.note((8,), [torch.zeros(8, 512), torch.zeros(9, dtype=torch.bool)])
+    entry: Any = SimpleNamespace(key=0, samples=samples, baseline=SimpleNamespace(graph=graph), weights={}, measured=())
+    sampler: Any = SimpleNamespace(known=lambda _key: None)
+    assert not traffic_of(sampler, entry, log)(graph) and log.counts["traffic_unknown"] == 1
+    assert any(d.why is Why.BACKGROUND_FAILED for d in log.decisions)

@@ -12,6 +12,8 @@ from functools import cache, partial
 import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import error_text
 from hotfuse.ir.graph import Graph
 from hotfuse.profile.records import Flag
 from hotfuse.profile.snapshot import GraphSeen
@@ -38,10 +40,20 @@ ONE_SAMPLE = 0.5
 """How far off a single sample may be, relative; less with more of them."""
 
 
-def traffic_of(sampler: CallSampler, entry: Entry) -> Callable[[Graph], TrafficSeen]:
-    """What is told of an entry's calls when a graph is planned for them: the entry's own, or one made of it."""
+def traffic_of(sampler: CallSampler, entry: Entry, log: EventLog) -> Callable[[Graph], TrafficSeen]:
+    """What is told of an entry's calls when a graph is planned for them: the entry's own, or one made of it. Where that cannot be
+    found out, plans are made without it.
+    """
     calls = partial(entry.samples.several, MOST_CALLS if entry.samples.real else 0)
     sizes = cache(lambda: data_sizes(entry.baseline.graph, entry.weights, calls()))
+
+    def told(graph: Graph) -> TrafficSeen:
+        try:
+            return seen(graph)
+        except Exception as e:  # kept calls are run for it, and what they raise is no reason to go without a plan
+            log.count("traffic_unknown")
+            log.decide(Action.NOTICE, Why.BACKGROUND_FAILED, "what calls bring", error=error_text(e))
+            return NOTHING_SEEN
 
     def seen(graph: Graph) -> TrafficSeen:
         known = sampler.known(entry.key)
@@ -54,7 +66,7 @@ def traffic_of(sampler: CallSampler, entry: Entry) -> Callable[[Graph], TrafficS
                 pieces = tuple(map(piece, asked))
         return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), pieces or entry.measured)
 
-    return seen
+    return told
 
 
 def as_planned(entry: Entry) -> Callable[[Graph], TrafficSeen]:

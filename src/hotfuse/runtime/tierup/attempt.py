@@ -186,7 +186,7 @@ def demand_of(context: AttemptContext, entry: Entry) -> Demand:
     took = entry.seconds / entry.heat * 1e6 if entry.heat and entry.seconds else None
     gain = FIRST_PLAN_GAIN if entry.plan is entry.baseline else LATER_PLAN_GAIN
     return Demand(library_us=took, gain=gain, of_late=lambda: _most(entry.samples), outcomes=_outcomes(context, entry),
-                  seen=traffic_of(context.plans.call_sampler, entry))
+                  seen=traffic_of(context.plans.call_sampler, entry, context.plans.log))
 
 
 def _outcomes(context: AttemptContext, entry: Entry) -> Callable[[], Outcomes]:
