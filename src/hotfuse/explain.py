@@ -16,7 +16,7 @@ from hotfuse.base.structure import describe
 from hotfuse.base.trace import chrome_trace
 from hotfuse.cache.folder import COUNTED
 from hotfuse.cache.place import cache_stats
-from hotfuse.compile.account import RUNS_A_CALL
+from hotfuse.compile.account import RUNS_A_CALL, SEEN
 from hotfuse.compile.learn.strategy_history import history_of
 from hotfuse.compile.request_context import context_of
 from hotfuse.compile.workers.service import counters
@@ -388,6 +388,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
             if account:
                 out.append("    units: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in account["counts"].items() if n))
                 out += [f"    {line}" for line in account["lines"] if line.startswith("partitioning:")][-8:]
+                out += [f"    {line}" for line in account["lines"] if line.startswith(SEEN)]
                 often = [line for line in account["lines"] if line.startswith(f"unit: {RUNS_A_CALL}")]
                 out += [f"    {line.removeprefix('unit: ')}" for line in often][:8]
                 fused = [line for line in account["lines"] if line.startswith(("unit: take ", "unit: leave "))]

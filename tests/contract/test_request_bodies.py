@@ -18,12 +18,15 @@ from hotfuse.compile.request_context import VERSION, RequestContext, RequestSett
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.schema import described
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.profile.traffic import DataSize, MaskShare, MeasuredPiece, SizesShare, TrafficSeen, data_size
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "requests.txt"
 TIMES = bodies.PartitionTimes("graph g() {}", {"s0": 3}, library=True, us=1.5, n=4, noise=0.25, balance=0.5, flops=7, bytes=-1)
 EXAMPLES: tuple[Any, ...] = (
     bodies.ReadyRequest("torch"), bodies.TorchCapture({"inputs": []}), bodies.OnnxCapture({"inputs": []}),
-    bodies.PresentCapture(3, {"inputs": []}), bodies.PlanRequest("graph g() {}", {"s0": 3}),
+    bodies.PresentCapture(3, {"inputs": []}), bodies.PlanRequest("graph g() {}", {"s0": 3}, TrafficSeen(
+        (data_size("u0", (3, 4)),), (MaskShare("m", 0.5, 0.1, 4),), (SizesShare({"s0": 3}, 1.0),),
+        (MeasuredPiece("graph g() {}", {}, False, 2.0, 0.1, 4, 8, None, 1.0),))),
     bodies.UnitRequest("rows", {"s0": 3}, (("g", (0, 1)), ("h", ())), ("g",), False, True, 2.5, True),
     bodies.RunsRequest({"graph": "g", "parts": [[0, 1, -1]]}, {}, ({"kernel": "k", "variants": None},), 1.5),
     bodies.ProbesRequest(), bodies.CountingRequest((1, 2), ("a", "b")), bodies.DevicePlanRequest("graph g() {}"),
@@ -91,7 +94,8 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_schemas_change_with_the_version(update_golden: bool) -> None:
-    nested = [described(bodies.PartitionTimes), described(Core), described(RequestSettings)]
+    seen = (TrafficSeen, DataSize, MaskShare, SizesShare, MeasuredPiece)
+    nested = [described(kind) for kind in (bodies.PartitionTimes, Core, RequestSettings, *seen)]
     text = "\n".join([f"version {VERSION}", *(f"{b.kind}: {described(b)}" for b in BODIES), *nested, ""])
     if update_golden:
         GOLDEN.write_text(text)

@@ -127,7 +127,7 @@ def why(verdict: Any, criterion: Criterion) -> Any:
 def test_criteria_accept_and_refuse_with_reasons() -> None:
     peaks = CorePeaks(l2=1 << 20)
     good = judge(side(), side(), 4 << 20, 2, peaks)
-    assert good.accepted and "outgrow" in good.because and len(good.reasons) == 5
+    assert good.accepted and "outgrow" in good.because and len(good.reasons) == 6
     assert good.saving_us > 2 * (4 << 20) / peaks.bytes_per_s * 1e6
     for a, b, text in (
         (side("contract"), side("attention"), "contract and attention"),

@@ -26,11 +26,17 @@ from hotfuse.compile.workers.slot import PoolLimits, WorkerSlot
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Budget
 from hotfuse.fusion.criteria import Criterion, Reason, judge
+from hotfuse.fusion.groups import Group
+from hotfuse.fusion.kinds import CandidateKind, GroupKind
+from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.ir.text import parse
 from hotfuse.partition.change import PartitionChange
 from hotfuse.partition.manager import fuse, split
+from hotfuse.profile.traffic import TrafficSeen, data_size
+from tests.contract.test_fusion_engine import CHAIN
 from tests.contract.test_partition_manager import DIAMOND, each_alone
 from tests.contract.test_resources import side
+from tests.contract.test_seen_costs import PICKED, SIZES, linear_us, planned, planner, served
 from tests.mechanisms.table import Row, World, replaced
 from tests.races import forking, kernels_win
 from tests.runtime.test_parallel_branches import WIDTH, forked, towers
@@ -142,6 +148,26 @@ def refused_for(**changes: Any) -> Callable[[World], float]:
     return lambda _w: not judge(side(**changes), side(parallel=64), 4 << 20, 8, CorePeaks()).accepted
 
 
+def unpredictable(_world: World) -> float:
+    """Whether a pair stays apart because what passes between is not about the same in most calls."""
+    passed = [v for n in parse(PICKED).nodes[:1] for v in n.outs]
+    seen = SeenCosts(TrafficSeen(sizes=(data_size("u0", (1, 60, 3, 30)),)))
+    return not judge(side(), side(), 4 << 20, 8, CorePeaks(), seen.boundary(passed)).accepted
+
+
+def fused_rows(_world: World) -> float:
+    """Groups of several nodes behind a size that only data tell."""
+    return sum(len(g.nodes) > 1 for g in planned(PICKED, TrafficSeen(sizes=(data_size("u0", (40, 40)),))).groups)
+
+
+def moved_to_library(_world: World) -> float:
+    """Groups that the library takes over because they took longer than predicted while they served."""
+    seen = TrafficSeen(pieces=(served(CHAIN, (0, 1, 2), us=60.0),))
+    engine = planner(seen, linear_us(10), kinds=frozenset({CandidateKind.LIBRARY}))
+    found = engine.plan(parse(CHAIN), [Group((0, 1, 2), GroupKind.ROWS)], SIZES)
+    return sum(g.kind == GroupKind.LIBRARY for g in found.groups)
+
+
 def recorded_use(world: World) -> float:
     """Kernels whose use of the machine was measured while they were compiled and tried."""
     no_clocks(world)
@@ -249,6 +275,10 @@ ROWS: tuple[Row, ...] = (
     row("criterion: parallelism that must remain", refused_for(parallel=1),
         replaced(criteria, "_parallel", accepted(Criterion.PARALLEL))),
     row("criterion: limits of the machine", refused_for(vectors=40), replaced(criteria, "_limits", accepted(Criterion.LIMITS))),
+    row("criterion: predictability of what passes", unpredictable, replaced(SeenCosts, "boundary", lambda *_a: None)),
+    row("sizes that data tell are planned for where calls have about the same", fused_rows, replaced(
+        TrafficSeen, "with_data_sizes", lambda _self, sizes: dict(sizes))),
+    row("what served is weighed by what it took", moved_to_library, replaced(SeenCosts, "measured", lambda *_a, **_k: None)),
     row("a kernel's use of the machine is recorded", recorded_use, replaced(graph_module, "_use_from", lambda _data: None)),
     row("independent parts run side by side where that measured faster", side_by_side, measured_slower),
     row("a worker that dies is replaced", in_pool(survived), replaced(Pool, "_failed", at_once)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,15 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Action, Why
 from hotfuse.compile import request_context
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.request_bodies import body_of
-from hotfuse.compile.request_context import STRATEGIES, RequestContext
+from hotfuse.compile.request_context import STRATEGIES, RequestContext, RequestSettings
+from hotfuse.compile.requests import Here
+from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.task import Task
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Tried
 from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.observe.findings import Finding
@@ -197,3 +202,28 @@ def test_what_the_real_race_measured_decides_and_is_learned(
         fast.close()
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_process_that_begins_with_kept_plans_bets_by_what_earlier_ones_raced(tmp_path: Path) -> None:
+    """No plan is asked for there whose answer would bring it: it is asked for by itself, once, before anything is bet."""
+    place, earlier, row = RequestContext(str(tmp_path / "p.sqlite")), strategy_history.StrategyHistory(), "branch"
+    for _ in range(6):
+        earlier.outcomes.learn(row, 0.9, 1.0, 1.2, won=False)
+    strategy_history.send(Here().submit, RequestSettings(), place, earlier)
+    later = strategy_history.StrategyHistory()
+    before = later.outcomes.promise(row, 0.9)
+    assert strategy_history.recall(Here().submit, RequestSettings(), place, later)
+    assert later.begun and later.outcomes.promise(row, 0.9) == earlier.outcomes.promise(row, 0.9) < before
+    assert not strategy_history.recall(Here().submit, RequestSettings(), place, later), "it is there"
+    assert not later.more(), "what was brought is not sent back"
+
+
+def test_what_cannot_be_brought_holds_up_nothing(tmp_path: Path) -> None:
+    def gone(_task: Task) -> Future[wire.Message]:
+        future: Future[wire.Message] = Future()
+        future.set_exception(CaptureError("the worker died"))
+        return future
+
+    place, own = RequestContext(str(tmp_path / "p.sqlite")), strategy_history.StrategyHistory()
+    assert strategy_history.recall(gone, RequestSettings(), place, own) and not own.begun
+    assert not strategy_history.recall(gone, RequestSettings(), place, own), "asked for once"

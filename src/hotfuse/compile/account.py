@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.partition.change import Diff
+from hotfuse.profile.traffic import NOTHING_SEEN, TrafficSeen
 
 COUNTED = ("compiled", "deduplicated", "replaced", "refused", "splits", "fusions", "fusions_tried", "fusions_refused",
            "failed", "dispatched")
@@ -16,6 +18,8 @@ without a kernel, cuts, pairs that became one kernel, pairs tried, pairs that st
 units that failed outright, units with several kernels for several sizes."""
 RUNS_A_CALL = "runs a call:"
 """What lines about execution frequencies begin with."""
+SEEN = "seen:"
+"""What lines about the traffic that a plan was made by begin with."""
 _lock = threading.Lock()
 _totals: Counter[str] = Counter()
 
@@ -31,15 +35,18 @@ class Account:
     counts: Mapping[str, int]
     predicted_us: float | None = None
     """What a call was predicted to take, where a model knows this machine."""
+    seen: TrafficSeen = NOTHING_SEEN
+    """What it was planned by."""
 
     def to_dict(self) -> dict[str, object]:
         """A plain dict for JSON."""
         return {"history": [d.to_dict() for d in self.history], "units": list(self.units), "counts": dict(self.counts),
-                "predicted_us": self.predicted_us}  # fmt: skip
+                "predicted_us": self.predicted_us, "seen": asdict(self.seen)}  # fmt: skip
 
     def lines(self) -> list[str]:
         """The same for a reader."""
-        return [*(f"partitioning: {d}" for d in self.history), *(f"unit: {u}" for u in self.units)]
+        return [*(f"{SEEN} {s}" for s in self.seen.lines()), *(f"partitioning: {d}" for d in self.history),
+                *(f"unit: {u}" for u in self.units)]  # fmt: skip
 
 
 def add_up(counts: Mapping[str, int]) -> None:

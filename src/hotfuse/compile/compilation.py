@@ -28,7 +28,9 @@ from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit, Budget, Option
+from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.hpm.bottleneck import Ledger, Strategy
+from hotfuse.profile.traffic import NOTHING_SEEN, TrafficSeen
 
 SPLIT_S = 10.0
 """After so long, a unit that fails is not cut into smaller ones any more."""
@@ -72,6 +74,8 @@ class Compilation:
     sizes: Mapping[str, int]
     """Of a real call."""
     demand: Demand = Demand()
+    seen: TrafficSeen = NOTHING_SEEN
+    """What it is planned by."""
     latest: Callable[[], Mapping[str, int] | None] | None = None
     """Asked between units: the sizes that most calls have by then; None where there are none such."""
     estimate: Estimator = field(default_factory=Learned)
@@ -104,7 +108,7 @@ class Compilation:
 
     def run(self, on_progress: Progress | None = None) -> None:
         """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
-        header = self._request(PlanRequest(self.text, dict(self.sizes)))
+        header = self._request(PlanRequest(self.text, dict(self.sizes), self.seen))
         task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner, gain=self.demand.gain)
         asked = self.executor.submit(task)
         with background_priority.waiting():
@@ -163,9 +167,10 @@ class Compilation:
         """Calls have become different: what no worker has begun is compiled for the new sizes, in a new order."""
         with self._lock:
             self.demand = demand or self.demand
-            if dict(sizes) == dict(self.sizes):
+            sizes = self.seen.with_data_sizes(sizes)
+            if sizes == dict(self.sizes):
                 return
-            self.sizes = dict(sizes)
+            self.sizes = sizes
             self._version += 1
             for future in [f for f in self._flying if f.cancel()]:
                 self._flying.pop(future).state = UnitState.WAITING
@@ -280,7 +285,7 @@ class Compilation:
             if unit.of is not None:
                 self._learn(unit, unit.use.us if unit.use is not None else None)
                 pairs.joined(self.graph, unit, answer["keys"])
-            pairs.judged(self.graph, unit, self.sizes, self.asked.threads, self.peaks, self._seen)
+            pairs.judged(self.graph, unit, self.sizes, self.asked.threads, self.peaks, self._seen, SeenCosts(self.seen))
         elif unit.version != self._version and unit.of is None:
             unit.state = UnitState.WAITING  # what lost at sizes of yesterday may win today
         elif "split" in answer:

@@ -73,7 +73,8 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
 def account(compilation: Compilation) -> Account:
     """What became of its units so far."""
     counts = {k: compilation.graph.counts[k] for k in COUNTED}
-    return Account(compilation.graph.history(), tuple(compilation.describe()), counts, compilation.graph.predicted_us)
+    graph = compilation.graph
+    return Account(graph.history(), tuple(compilation.describe()), counts, graph.predicted_us, compilation.seen)
 
 
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings, *, unfinished: bool = False) -> RunParts:

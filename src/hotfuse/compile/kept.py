@@ -70,11 +70,13 @@ class Unkept(CannotLower):
     """A reason that holds for one request only."""
 
 
-def grouping(graph: str, sizes: Mapping[str, int], model: str, make: Callable[[], Message]) -> Message:
-    """How a graph is grouped, decided once for all processes, as long as the same performance model has a say in it."""
+def grouping(graph: str, sizes: Mapping[str, int], model: str, seen: str, make: Callable[[], Message]) -> Message:
+    """How a graph is grouped, decided once for all processes, as long as the same performance model has a say in it and calls were
+    seen to bring the same.
+    """
     folder = request_context.folder()
     basis = {**versions(), **target(), "options": repr(request_context.asked()), "model": model,
-             "sizes": repr(sorted(sizes.items()))}
+             "sizes": repr(sorted(sizes.items())), **({"seen": digest(seen)} if seen else {})}
     return answered(folder, Address("grouping", digest(graph), basis), make, WAIT_S)[0]
 
 

@@ -16,21 +16,28 @@ from hotfuse.compile.value import Facts
 from hotfuse.fusion.criteria import FusionSide, judge
 from hotfuse.fusion.groups import MAX_NODES
 from hotfuse.fusion.kinds import CandidateKind, GroupKind
+from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.hpm.bottleneck import Bottleneck
+from hotfuse.ir.graph import Value
 from hotfuse.partition.change import CannotChange
 from hotfuse.partition.manager import fuse, part_needs, reads_from
 
 
 def judged(
-    graph: CompileGraph, unit: Unit, sizes: Mapping[str, int], threads: int, peaks: CorePeaks, seen: set[tuple[str, str]]
-) -> None:
-    """A unit has a kernel: judge it with each neighbour that has one; what passes becomes a unit of its own."""
+    graph: CompileGraph, unit: Unit, sizes: Mapping[str, int], threads: int, peaks: CorePeaks, seen: set[tuple[str, str]],
+    costs: SeenCosts,
+) -> None:  # fmt: skip
+    """A unit has a kernel: judge it with each neighbour that has one; what passes becomes a unit of its own. `seen` are the pairs
+    that were judged before, `costs` what calls showed.
+    """
     for first, second, level, a, b in list(_neighbours(graph, unit)):
         if (first.key, second.key) in seen or first.use is None or second.use is None:
             continue
         seen.add((first.key, second.key))
-        between = _between(level, a, b, sizes)
-        verdict = judge(FusionSide(first.kind, first.use), FusionSide(second.kind, second.use), between, threads, peaks)
+        passed = _passed(level, a, b)
+        between = sum(value_bytes(v, sizes) or 0 for v in passed)
+        verdict = judge(FusionSide(first.kind, first.use), FusionSide(second.kind, second.use), between, threads, peaks,
+                        costs.boundary(passed))  # fmt: skip
         if verdict.accepted:
             _together(graph, first, second, verdict.because).promised_us = verdict.saving_us
         else:
@@ -148,9 +155,8 @@ def _neighbours(graph: CompileGraph, unit: Unit) -> Iterator[tuple[Unit, Unit, G
                 yield one, two, level, a, b
 
 
-def _between(level: GraphLevel, a: int, b: int, sizes: Mapping[str, int]) -> int:
-    """Bytes that one partition hands to another."""
+def _passed(level: GraphLevel, a: int, b: int) -> list[Value]:
+    """What one partition hands to another."""
     nodes = level.parts.graph.nodes
     read = {v.name for i in level.parts.part(b).nodes for v in nodes[i].ins}
-    passed = [v for i in level.parts.part(a).nodes for v in nodes[i].outs if v.name in read]
-    return sum(value_bytes(v, sizes) or 0 for v in passed)
+    return [v for i in level.parts.part(a).nodes for v in nodes[i].outs if v.name in read]

@@ -28,8 +28,10 @@ from hotfuse.compile.kept import code_basis, code_features
 from hotfuse.compile.parts import RunParts, parts_from, runs_from
 from hotfuse.compile.request_context import threads_for
 from hotfuse.compile.value import Demand
+from hotfuse.compile.workers.schema import decoded
 from hotfuse.ir.text import parse
 from hotfuse.partition.change import Diff, PartitionChange
+from hotfuse.profile.traffic import TrafficSeen
 
 Evidence = Mapping[str, EvidenceValue]
 UNFINISHED = "it was kept before all of its kernels were made"
@@ -160,7 +162,8 @@ def _account_from(data: Mapping[str, Any]) -> Account:
         for d in data["history"]
     )
     counts = {k: int(data["counts"].get(k, 0)) for k in COUNTED}
-    return Account(diffs, tuple(str(u) for u in data["units"]), counts, data["predicted_us"])
+    return Account(diffs, tuple(str(u) for u in data["units"]), counts, data["predicted_us"],
+                   decoded(TrafficSeen, data.get("seen", {}), "a kept plan"))  # fmt: skip
 
 
 def _verdict(address: Address) -> Address:

@@ -19,6 +19,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.request_context import RequestContext, RequestSettings, context_of, settings_of
 from hotfuse.compile.workers.schema import decoded, encoded
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.profile.traffic import NOTHING_SEEN, TrafficSeen
 
 Sizes = Mapping[str, int]
 Json = Mapping[str, Any]
@@ -74,11 +75,12 @@ class PresentCapture:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """How a graph is grouped at the sizes of a real call."""
+    """How a graph is grouped at the sizes of a real call, by what calls were seen to bring."""
 
     kind: ClassVar[str] = "plan"
     graph: str
     dims: Sizes
+    seen: TrafficSeen = NOTHING_SEEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.kinds import GroupKind
 from hotfuse.profile.snapshot import ControlSeen
+from hotfuse.profile.traffic import NOTHING_SEEN, TrafficSeen
 
 if TYPE_CHECKING:
     from hotfuse.analysis.resources import Work
     from hotfuse.compile.frequency import Outcomes
+    from hotfuse.ir.graph import Graph
 
 _FIRST_GUESS: dict[str, float] = {
     GroupKind.ATTENTION: 0.8, GroupKind.GEMM_WEIGHT: 0.08, GroupKind.GEMM_ACTIVATION: 0.08, GroupKind.CONVOLUTION: 0.15,
@@ -71,6 +73,10 @@ class Expected:
 Estimator = Callable[[Facts], Expected]
 
 
+def _nothing_seen(_graph: Graph) -> TrafficSeen:
+    return NOTHING_SEEN
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a graph is compiled for: the library's time per call if known, what is to be tried, and what calls bring."""
@@ -86,6 +92,8 @@ class Demand:
     """Asked while the graph is compiled: the shapes of inputs that most calls bring by then; None where no kind is most."""
     outcomes: Callable[[], Outcomes] = field(default=dict[str, ControlSeen], compare=False, repr=False)
     """Asked while the graph is compiled: which way calls went at its branches, and how many trips its loops made."""
+    seen: Callable[[Graph], TrafficSeen] = field(default=_nothing_seen, compare=False, repr=False)
+    """Asked of the graph to be planned, when that begins: what calls were seen to bring."""
 
 
 GENERATE = "generated device kernels"

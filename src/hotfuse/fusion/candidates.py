@@ -16,6 +16,7 @@ Reasons say what can be known without building anything; the engine weighs the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import field
 
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.base.lazy_dataclass import dataclass
@@ -27,6 +28,7 @@ from hotfuse.fusion.kinds import WHOLE_GROUPS, CandidateKind, GroupKind
 from hotfuse.fusion.layout import CONVERTS
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.rewrites import Rewritten, recomputed, rows_of, tiled
+from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.hpm.work import CoreShape
 from hotfuse.ir.graph import Kind as NodeKind
 from hotfuse.ir.graph import Node
@@ -101,6 +103,7 @@ class Generator:
     order: GroupOrder
     core: CoreShape
     threads: int
+    seen: SeenCosts = field(default_factory=SeenCosts)
 
     # --- pairs ---------------------------------------------------------------------------------------------
 
@@ -254,9 +257,11 @@ class Generator:
                 return fails(Criterion.PREDICTABLE, f"{node.op} decides at run time")
             if draws_random(node.op, node.args, dict(node.attrs)):
                 return fails(Criterion.PREDICTABLE, f"{node.op} draws random numbers")
-            if unknown := [v.name for v in (*node.ins, *node.outs) if self.index.size(v) is None]:
-                return fails(Criterion.PREDICTABLE, f"the size of %{unknown[0]} depends on data")
-        return holds(Criterion.PREDICTABLE, "all sizes are known")
+            if unknown := [v for v in (*node.ins, *node.outs) if self.index.size(v) is None]:
+                nobody_saw = fails(Criterion.PREDICTABLE, f"the size of %{unknown[0].name} depends on data")
+                return self.seen.boundary(unknown) or nobody_saw
+        passing = (v for i in nodes for v in graph.nodes[i].outs)
+        return self.seen.boundary(passing) or holds(Criterion.PREDICTABLE, "all sizes are known")
 
     def _limits(self, a: Group, b: Group, nodes: Sequence[int], *, siblings: bool = False) -> Reason:
         anchors = [g.kind for g in (a, b) if g.kind in ANCHORS]

@@ -6,10 +6,12 @@ one graph and proves convexity on groups, so what a piece costs here depends on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hotfuse.analysis.cost import value_bytes
+from hotfuse.ir.dims import substitute
 from hotfuse.ir.graph import Arg, Graph, Value, makers, output_values, readers
+from hotfuse.ir.types import ScalarType, Type, dims_of, with_dims
 
 Key = tuple[object, ...]
 
@@ -71,14 +73,23 @@ class UseIndex:
 
     def key(self, nodes: Sequence[int]) -> Key:
         """Equal for pieces that compute the same from tensors of the same types, whatever their names."""
+        return self._key(nodes, lambda t: t)
+
+    def sized_key(self, nodes: Sequence[int]) -> Key:
+        """The same at the sizes of the call, whatever symbols they were made of: pieces of different graphs have it in common."""
+        return self._key(nodes, lambda t: with_dims(t, tuple(substitute(d, self.sizes) for d in dims_of(t))))
+
+    def _key(self, nodes: Sequence[int], sized: Callable[[Type], Type]) -> Key:
         numbers: dict[str, int] = {}
         leaving = {v.name for v in self.leaving(nodes)}
 
         def shown(arg: Arg) -> object:
             if isinstance(arg, Value):
+                if isinstance(t := sized(arg.type), ScalarType) and isinstance(t.expr, int):
+                    return ("int", t.expr)
                 known = arg.name in numbers
                 number = numbers.setdefault(arg.name, len(numbers))
-                return number if known else (number, arg.type, arg.name in self.params)
+                return number if known else (number, t, arg.name in self.params)
             if isinstance(arg, tuple):
                 return tuple(shown(a) for a in arg)
             return (type(arg).__name__, arg)
@@ -89,5 +100,5 @@ class UseIndex:
             parts.append((n.op, tuple(shown(a) for a in n.args), tuple((k, shown(a)) for k, a in n.attrs), len(n.graphs)))
             for v in n.outs:
                 numbers.setdefault(v.name, len(numbers))
-                parts.append((v.type, v.name in leaving))
+                parts.append((sized(v.type), v.name in leaving))
         return tuple(parts)

@@ -1,9 +1,10 @@
-"""Whether two neighbouring kernels should be tried as one: four criteria, each a reason with its figures.
+"""Whether two neighbouring kernels should be tried as one: five criteria, each a reason with its figures.
 
     limits            one kernel has so many registers and so much fast memory, and one anchor
     locality          what passes between them saves a trip to memory only where it does not stay in the cache anyway
     complementarity   a kernel that waits for memory and one that waits for arithmetic can hide each other
     parallelism       the fused loop must not have fewer iterations than there are threads
+    predictability    what passes is about as much in most calls as it is planned for (`fusion.seen_costs`)
 
 The verdict says whether a trial is worth its compile; the trial decides. An estimate that cannot be made is a reason to refuse.
 """
@@ -84,8 +85,13 @@ class FusionSide:
     use: ResourceUse
 
 
-def judge(first: FusionSide, second: FusionSide, between: int, threads: int, peaks: CorePeaks) -> Verdict:
-    """Whether a producer and its consumer should be tried as one kernel; `between` bytes pass from one to the other."""
+def judge(
+    first: FusionSide, second: FusionSide, between: int, threads: int, peaks: CorePeaks, predictable: Reason | None = None
+) -> Verdict:
+    """Whether a producer and its consumer should be tried as one kernel; `between` bytes pass from one to the other.
+
+    `predictable`: what calls showed of sizes there that only data tell; None where there are no such.
+    """
     limits = _limits(first, second, peaks.registers)
     locality, from_memory = _locality(between, peaks)
     complement, hidden = _complement(first.use, second.use, peaks)
@@ -94,8 +100,9 @@ def judge(first: FusionSide, second: FusionSide, between: int, threads: int, pea
     apart = first.use.us + second.use.us
     worth = saving > 0.01 * apart
     value = Reason(Criterion.VALUE, worth, f"{saving:.1f} us of {apart:.1f}", {"saving_us": round(saving, 2)})
-    reasons = (limits, locality, complement, parallel, value)
-    return Verdict(limits.holds and parallel.holds and worth, saving, reasons)
+    steady = predictable or holds(Criterion.PREDICTABLE, "no size that passes depends on data")
+    reasons = (limits, locality, complement, parallel, steady, value)
+    return Verdict(limits.holds and parallel.holds and steady.holds and worth, saving, reasons)
 
 
 def _limits(a: FusionSide, b: FusionSide, registers: int) -> Reason:

@@ -11,6 +11,7 @@ kept with its reasons. The result is a prediction: it is measured when it is bui
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,11 +30,13 @@ from hotfuse.fusion.forecast import Predictor
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import WHOLE_GROUPS, CandidateKind, GroupKind
 from hotfuse.fusion.order import GroupOrder
+from hotfuse.fusion.seen_costs import SeenCosts, correction, masked, served
 from hotfuse.fusion.steps import Side, conversions, differing, ops, regrouped, rewritten
 from hotfuse.fusion.worth import NOTHING, Gain, PredictedCost, cost, gain, score, value
 from hotfuse.hpm.work import Candidate as Question
 from hotfuse.hpm.work import CoreShape
 from hotfuse.ir.graph import Graph
+from hotfuse.profile.traffic import MeasuredPiece
 
 WORTH_MEASURING = 0.002
 """Of what a graph costs: while a plan waits, no contest is held about less."""
@@ -42,6 +45,8 @@ LEAST_GAIN = 0.002
 """Gains below this part of what there is drown in noise."""
 UNKNOWN = PredictedCost(float("nan"), 0.0, float("nan"), 0)
 NO_GAIN = Gain(0.0, 0.0)
+SAMPLES = "samples"
+"""Evidence that calls gave: reasons that have it are shown also where others decided."""
 
 
 Contest = Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]
@@ -75,8 +80,9 @@ class FusionChoice:
     @property
     def because(self) -> str:
         """What decided it."""
-        deciding = [str(r) for r in self.reasons if r.holds is self.accepted]
-        return "; ".join(deciding[-1:] if self.accepted else deciding)
+        deciding = [r for r in self.reasons if r.holds is self.accepted]
+        seen = [r for r in deciding[:-1] if SAMPLES in r.evidence]
+        return "; ".join(map(str, [*seen, *deciding[-1:]] if self.accepted else deciding))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,15 @@ class FusionPlanner:
     """None: believe what is predicted."""
     compile_s: Callable[[Group], float] = lambda g: 0.01 + 0.004 * len(g.nodes)
     kinds: frozenset[CandidateKind] = frozenset(CandidateKind)
+    seen: SeenCosts = field(default_factory=SeenCosts)
+    """What calls showed of the graph."""
     _costs: dict[tuple[Key, bool], PredictedCost] = field(default_factory=dict[tuple[Key, bool], PredictedCost])
+    """As predicted, over the sizes of calls."""
+    _by_size: dict[tuple[Key, bool], tuple[float, ...]] = field(default_factory=dict[tuple[Key, bool], tuple[float, ...]])
+    """Predicted seconds at each of those sizes, where there are several."""
+    _measured: dict[tuple[Key, bool], tuple[MeasuredPiece, float]] = field(
+        default_factory=dict[tuple[Key, bool], tuple[MeasuredPiece, float]])
+    """What served, with the seconds that were predicted of it."""
     _lowered: dict[Key, str] = field(default_factory=dict[Key, str])
     _predictions: int = 0
     _whole: float = 0.0
@@ -244,7 +258,7 @@ class FusionPlanner:
     ) -> tuple[GroupOrder, bool, set[Group]]:
         """Take what pays among candidates around new groups: (groups then, whether anything changed, what is new)."""
         index = order.index
-        make = Generator(index, order, self.core, self.threads)
+        make = Generator(index, order, self.core, self.threads, self.seen)
         alike: dict[Key, list[FusionCandidate]] = {}
         for c in (*make.pairs(dirty), *make.singles(dirty)):
             if c.kind in self.kinds and c.key not in decided:
@@ -343,7 +357,7 @@ class FusionPlanner:
         if self.contest is None or not self._open:
             return order, set()
         index, alike = order.index, dict[Key, list[FusionCandidate]]()
-        make = Generator(index, order, self.core, self.threads)
+        make = Generator(index, order, self.core, self.threads, self.seen)
         for c in (*make.pairs(set(order.groups)), *make.singles(set(order.groups))):
             if c.key in self._open and c.viable:
                 alike.setdefault(c.key, []).append(c)
@@ -402,26 +416,54 @@ class FusionPlanner:
             key = (index.key(g.nodes), g.kind == GroupKind.LIBRARY)
             if key not in self._costs:
                 missing.setdefault(key, g)
-        asks = {
-            k: Question(index.closed(g.nodes), index.sizes, None if k[1] else self.core, self.threads)
-            for k, g in missing.items()
-        }
-        if not asks:
+        if not missing:
             return
-        found = self.predict(list(asks.values()))
+        mix = [(dict(index.sizes), 1.0)] if not self.seen.seen.mix else self._mix(index.sizes)
+        asks = [
+            Question(index.closed(g.nodes), sizes, None if k[1] else self.core, self.threads)
+            for k, g in missing.items()
+            for sizes, _ in mix
+        ]
+        found = self.predict(asks)
         self._predictions += len(asks)
+        weights = np.array([share for _, share in mix])
+        exposed = found.exposed if len(found.exposed) else np.zeros(len(asks))
+        columns = (found.seconds, found.low_s, found.high_s, found.joules, exposed)
         for n, (key, g) in enumerate(missing.items()):
-            seconds = float(found.seconds[n])
+            each = slice(n * len(mix), (n + 1) * len(mix))
+            seconds, low, high, joules, hidden = (float(weights @ column[each]) for column in columns)
             if not np.isfinite(seconds):
                 self._costs[key] = UNKNOWN
                 continue
-            stored = index.stored(g.nodes)
-            exposed = float(found.exposed[n]) if len(found.exposed) else 0.0
-            low, high, joules = float(found.low_s[n]), float(found.high_s[n]), float(found.joules[n])
-            self._costs[key] = cost(seconds, low, high, joules, stored or 0, exposed)
+            part = None if key[1] else self.seen.open_keys(index, g.nodes)
+            predicted = cost(seconds, low, high, joules, index.stored(g.nodes) or 0, hidden)
+            self._costs[key] = predicted if part is None else masked(predicted, part)
+            if len(mix) > 1:
+                self._by_size[key] = tuple(map(float, found.seconds[each]))
+            elif (piece := self.seen.measured(index, g.nodes, library=key[1])) is not None:
+                self._measured[key] = piece, self._costs[key].seconds
+
+    def _mix(self, sizes: Mapping[str, int]) -> list[tuple[dict[str, int], float]]:
+        """The sizes that calls have, with their shares."""
+        mix = self.seen.seen.mix
+        whole = sum(m.share for m in mix)
+        return [({**sizes, **m.dims}, m.share / whole) for m in mix]
 
     def _cost(self, index: UseIndex, g: Group) -> PredictedCost:
-        return self._costs.get((index.key(g.nodes), g.kind == GroupKind.LIBRARY), UNKNOWN)
+        """What a group takes: as measured where it served, else as predicted, corrected by how far predictions were off there."""
+        key = (index.key(g.nodes), g.kind == GroupKind.LIBRARY)
+        predicted = self._costs.get(key, UNKNOWN)
+        if (found := self._measured.get(key)) is not None and predicted.known:
+            return served(predicted, found[0])
+        return predicted if key[1] or not self._measured else predicted.times(self._off())
+
+    def _off(self, groups: Sequence[Group] = (), index: UseIndex | None = None) -> float:
+        """How far predictions of kernels were off: of these groups, or of all that served."""
+        kernels = {k: pair for k, pair in self._measured.items() if not k[1]}
+        if index is not None:
+            wanted = {(index.key(g.nodes), False) for g in groups}
+            kernels = {k: pair for k, pair in kernels.items() if k in wanted} or kernels
+        return correction(kernels.values())
 
     def _total(self, index: UseIndex, groups: Sequence[Group]) -> PredictedCost:
         """The sum over groups whose cost is known."""
@@ -438,22 +480,42 @@ class FusionPlanner:
         before, after = NOTHING, NOTHING
         for g in c.old:
             before = before + self._cost(index, g)
+        local = self._off(c.old, index) / self._off() if self._measured else 1.0
         for g in c.new:
-            after = after + self._cost(where, g)
+            plain = g.kind == GroupKind.LIBRARY or (where.key(g.nodes), False) in self._measured
+            after = after + self._cost(where, g).times(1.0 if plain else local)
         subject = ops(index, c.old)
         if not before.known or not after.known:
             reason = fails(Criterion.PREDICTABLE, "its time cannot be predicted")
             refused = FusionChoice(c.kind, subject, accepted=False, uses=uses, before=before, after=after)
             return replace(refused, reasons=(*c.reasons, reason))
-        won = gain(before, after, self.objective, self.threads)
+        won, spread = self._at_all_sizes(index, where, c, gain(before, after, self.objective, self.threads))
         trust = self.bandit.trust(c.kind.value)
         worth = value(won, trust, uses)
         least = LEAST_GAIN * score(before, self.objective, self.threads)
         accepted = worth > 0 and won.discounted(trust) > least
-        text = f"{before.seconds * 1e6:.1f} -> {after.seconds * 1e6:.1f} us, worth {worth:.2g} s"
+        known = sum((index.key(g.nodes), g.kind == GroupKind.LIBRARY) in self._measured for g in c.old)
+        as_served = f", {known} of {len(c.old)} as measured while serving" if known else ""
+        text = f"{before.seconds * 1e6:.1f} -> {after.seconds * 1e6:.1f} us{as_served}, worth {worth:.2g} s"
         make = holds if accepted else fails
         reason = make(Criterion.VALUE, text, gain_us=round(won.mean * 1e6, 2), deviation_us=round(won.deviation * 1e6, 2))
-        return FusionChoice(c.kind, subject, accepted, uses, before, after, won, worth, (*c.reasons, reason))
+        return FusionChoice(c.kind, subject, accepted, uses, before, after, predicted, worth, (*c.reasons, *spread, reason))
+
+    def _at_all_sizes(self, index: UseIndex, where: UseIndex, c: FusionCandidate, won: Gain) -> tuple[Gain, tuple[Reason, ...]]:
+        """A gain that differs from size to size is as uncertain as the sizes of calls are: with how far it lies apart."""
+        old = [self._by_size.get((index.key(g.nodes), g.kind == GroupKind.LIBRARY)) for g in c.old]
+        new = [self._by_size.get((where.key(g.nodes), g.kind == GroupKind.LIBRARY)) for g in c.new]
+        sides = [[s for s in side if s is not None] for side in (old, new)]
+        if not self._by_size or len(sides[0]) < len(old) or len(sides[1]) < len(new):
+            return won, ()
+        shares = [share for _, share in self._mix(index.sizes)]
+        each = [sum(a) - sum(b) for a, b in zip(zip(*sides[0], strict=True), zip(*sides[1], strict=True), strict=True)]
+        mean = sum(g * share for g, share in zip(each, shares, strict=True))
+        deviation = math.sqrt(sum(share * (g - mean) ** 2 for g, share in zip(each, shares, strict=True)))
+        text = f"saves {min(each) * 1e6:.1f} to {max(each) * 1e6:.1f} us at the {len(each)} sizes that calls have"
+        make = holds if mean > deviation else fails
+        reason = make(Criterion.PREDICTABLE, text, **{SAMPLES: len(each), "least_us": round(min(each) * 1e6, 2)})
+        return Gain(won.mean, math.hypot(won.deviation, deviation)), (reason,)
 
     def _refused(self, index: UseIndex, found: Sequence[FusionCandidate]) -> FusionChoice:
         c = found[0]

@@ -18,7 +18,8 @@ from hotfuse.machine.energy import watts_per_core
 from hotfuse.machine.topology import stated_hz
 from hotfuse.ops.table import packet
 
-"""Only for the columns in cycles, where nobody measured the clock."""
+PREDICTED, DERIVED, MEASURED = "predicted", "derived", "measured"
+"""Where a weight comes from: rooflines and models; those scaled by measurements of what is around it; measurements of it."""
 
 
 def line(choice: FusionChoice) -> str:
@@ -74,15 +75,21 @@ class Edge:
     us: float | None
     cycles: float | None
     uj: float | None
+    source: str = PREDICTED
+    """Whether figures beside bytes rest on rooflines alone, or also on what the group that makes it took while it served."""
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dict for JSON."""
         return {"value": self.value, "maker": self.maker, "readers": self.readers, "inside": self.inside, "bytes": self.bytes,
-                "us": self.us, "cycles": self.cycles, "uj": self.uj}
+                "us": self.us, "cycles": self.cycles, "uj": self.uj, "source": self.source}
 
 
-def edges(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], peaks: CorePeaks) -> list[Edge]:
-    """The weight of every edge that nodes make."""
+def edges(
+    graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], peaks: CorePeaks, off: Mapping[Group, float] | None = None
+) -> list[Edge]:
+    """The weight of every edge that nodes make; `off`: how many times as long as predicted groups took while they served, which
+    what they hand on is thought to have taken too.
+    """
     index = UseIndex(graph, sizes)
     home = {i: g for g in groups for i in g.nodes}
     found: list[Edge] = []
@@ -95,9 +102,10 @@ def edges(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], peaks
             if size is None:
                 found.append(Edge(v.name, name, len(readers), inside, None, None, None, None))
                 continue
+            factor = (off or {}).get(home[i]) if i in home else None
             moved = 0 if inside else size * (1 + len({id(home.get(r)) for r in readers}))
-            seconds = moved / peaks.bandwidth(size)
+            seconds = moved / peaks.bandwidth(size) * (factor or 1.0)
             joules = seconds * watts_per_core() + moved * assumed_core().joules_per_byte
             found.append(Edge(v.name, name, len(readers), inside, size, round(seconds * 1e6, 3),
-                              round(seconds * stated_hz()), round(joules * 1e6, 4)))
+                              round(seconds * stated_hz()), round(joules * 1e6, 4), PREDICTED if factor is None else DERIVED))
     return found

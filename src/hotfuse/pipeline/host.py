@@ -80,8 +80,11 @@ def _kernels(found: WeightedGraph, job: Job) -> GraphKernels:
     from hotfuse.compile.fetch import begin, finished
 
     graph = found.graph
-    sizes = sizes_of(graph, job.sample)
-    compilation = begin(show(graph), sizes, job.settings, job.demand or ANY_DEMAND)
+    demand = job.demand or ANY_DEMAND
+    seen = demand.seen(graph)
+    sizes = seen.with_data_sizes(sizes_of(graph, job.sample))
+    compilation = begin(show(graph), sizes, job.settings, demand)
+    compilation.seen = seen
     compilation.latest = lambda: _of_late(graph, job.demand)
     if job.started is not None:
         job.started(compilation)

@@ -24,6 +24,7 @@ from hotfuse.frontends.paths.reads import Path
 from hotfuse.ir.types import ROW_MAJOR
 from hotfuse.ops.dense_order import layout_by
 from hotfuse.profile.agent import Sampler
+from hotfuse.profile.traffic import MeasuredPiece
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.repeats import InputRepeats
@@ -129,6 +130,8 @@ class Entry:
     """What was tried and lost, with the reason; not tried again until something changed."""
     findings: tuple[Finding, ...] = ()
     """What limits the partitions of its plan, the slowest first, as the calls that were looked at showed it."""
+    measured: tuple[MeasuredPiece, ...] = ()
+    """What those took in the call that the plan was raced on: for who plans before calls were sampled."""
     trade: Trade | None = None
     """What the plan that was deployed last costs and what the one before it cost."""
     stamp: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import field
 
 from hotfuse.base.lazy_dataclass import dataclass
@@ -36,16 +37,16 @@ def states() -> dict[str, dict[str, list[float]]]:
 
 
 def handle(request: LearnedRequest) -> wire.Message:
-    """The request of kind `learned`: numbers to add to those that are remembered."""
+    """The request of kind `learned`: numbers to add to those that are remembered, which are the answer."""
     from hotfuse.compile.learn.learned import notes
 
     found = notes()
-    if found is not None and found.place.record:
+    if found is not None and found.place.record and request.more:
         for name in KEPT:
             more = {k: list(v) for k, v in request.more.get(name, {}).items()}
             found.store.remember(name, more, found.host.machine)
         found.read_at = 0.0
-    return {"ok": True}, []
+    return {"ok": True, "history": states()}, []
 
 
 @dataclass(slots=True)
@@ -60,6 +61,8 @@ class StrategyHistory:
     """Which specializations won their races."""
     begun: bool = False
     """Whether what earlier processes remembered is in it."""
+    asked: bool = False
+    """Whether somebody has asked for it apart from a plan."""
     trouble: str = ""
     """Why what the store remembered was left aside."""
     _kept: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, "dict[str, list[float]]"])
@@ -114,6 +117,25 @@ def send(submit: Callable[[Task], object], asked: RequestSettings, place: Reques
         told = {name: {k: tuple(v) for k, v in rows.items()} for name, rows in more.items()}
         header = Request(LearnedRequest(told), asked, place).header()
         submit(Task("remembering what promises were worth", header, priority=-math.inf))
+
+
+def recall(
+    submit: Callable[[Task], Future[wire.Message]], asked: RequestSettings, place: RequestContext, own: StrategyHistory
+) -> bool:
+    """Have what earlier processes learned brought, where no plan was asked for so far whose answer brings it: a process that begins
+    with kept plans would bet as if nobody had raced before. True where the answer is still to come; asked for once.
+    """
+    if own.begun or own.asked:
+        return False
+    own.asked = True
+
+    def answered(future: Future[wire.Message]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            own.begin(future.result()[0].get("history", {}))
+
+    header = Request(LearnedRequest({}), asked, place).header()
+    submit(Task("what promises were worth", header)).add_done_callback(answered)
+    return True
 
 
 _histories: dict[str, StrategyHistory] = {}

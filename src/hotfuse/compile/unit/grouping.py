@@ -12,6 +12,7 @@ from hotfuse.base.passes import Pass, Where
 from hotfuse.base.settings import Objective
 from hotfuse.compile.unit.planning import Gate, adjusted, arranged
 from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.ir.graph import Graph, Value, makers, output_values
 from hotfuse.ir.retype import revalued
 from hotfuse.ir.types import Layout, TensorType
@@ -34,6 +35,8 @@ class GroupingJob:
     """Why a piece has no kernel; empty if it has one."""
     objective: Objective = "latency"
     gate: Gate | None = None
+    seen: SeenCosts | None = None
+    """What calls showed of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ def _layouts(graph: Graph, job: GroupingJob) -> GroupedGraph:
 def _groups(found: GroupedGraph, job: GroupingJob) -> GroupedGraph:
     apart = shared_views(found.graph)
     first = group(found.graph, lambda node: not any(v.name in apart for v in node.outs))
-    graph, groups, choices = adjusted(found.graph, first, job.sizes, job.core, job.lowers, job.objective, gate=job.gate)
+    graph, groups, choices = adjusted(found.graph, first, job.sizes, job.core, job.lowers, job.objective, gate=job.gate,
+                                      seen=job.seen)  # fmt: skip
     return GroupedGraph(graph, groups, (*found.choices, *choices))
 
 

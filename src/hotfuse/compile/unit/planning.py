@@ -22,6 +22,7 @@ from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
+from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.cpu.tiling import Core
 
@@ -60,8 +61,12 @@ def arranged(
 def adjusted(
     graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], core: Core, lowers: Callable[[Graph], str],
     objective: Objective = "latency", predict: Predictor | None = None, gate: Gate | None = None,
+    seen: SeenCosts | None = None,
 ) -> tuple[Graph, tuple[Group, ...], list[str]]:  # fmt: skip
-    """A graph's groups as the engine would have them, and its decisions; unchanged where nobody can predict or measure."""
+    """A graph's groups as the engine would have them, and its decisions; unchanged where nobody can predict or measure.
+
+    `seen`: what calls showed, which the engine weighs candidates by.
+    """
     contest = None
     if predict is None:
         ahead = foresight()
@@ -75,7 +80,8 @@ def adjusted(
             contest = None if objective == "memory" else gate.contest  # bytes need no clock
     only = frozenset(k for k in KINDS if k.value in strategies())
     engine = FusionPlanner(
-        predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers, kinds=only or KINDS
+        predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers, kinds=only or KINDS,
+        seen=seen or SeenCosts(),
     )
     engine.contest = contest
     found = engine.best(graph, groups, sizes) if contest is None else engine.plan(graph, groups, sizes)

@@ -46,9 +46,11 @@ from hotfuse.compile.variants.served_threads import apart, as_served
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.skips import SKIP, SPARSE, Skips
 from hotfuse.compile.variants.variant_search import BUDGET_S, VariantDecision, VariantSearch
+from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import GroupKind
+from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
@@ -56,6 +58,7 @@ from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 from hotfuse.lower.cpu import scratch
 from hotfuse.ops.table import Access, lookup, packet
+from hotfuse.profile.traffic import TrafficSeen
 from hotfuse.tile.serial import one_thread
 
 Message = tuple[dict[str, Any], list[bytes]]
@@ -69,19 +72,20 @@ MAX_GRAPHS = 8
 
 def plan(request: PlanRequest) -> Message:
     """A graph's groups."""
-    return apart(request_context.threads(), lambda: _plan(request.graph, request.dims))
+    return apart(request_context.threads(), lambda: _plan(request.graph, request.dims, request.seen))
 
 
-def _plan(text: str, sizes: Mapping[str, int]) -> Message:
+def _plan(text: str, sizes: Mapping[str, int], seen: TrafficSeen) -> Message:
     refresh()
+    costs = SeenCosts(seen)
 
     def make() -> Message:
         bodies: list[dict[str, Any]] = []
-        _body(verify(parse(text)), sizes, bodies, {}, request_context.asked().objective, measuring(sizes))
+        _body(verify(parse(text)), sizes, bodies, {}, request_context.asked().objective, measuring(sizes), costs)
         return {"ok": True, "bodies": bodies, "peaks": asdict(kernel_cache().peaks)}, []
 
     ahead = foresight()
-    answer, _ = grouping(text, sizes, "" if ahead is None else str(ahead.predictor.model.version), make)
+    answer, _ = grouping(text, sizes, "" if ahead is None else str(ahead.predictor.model.version), seen.address(), make)
     return {**answer, "history": strategy_history.states()}, []
 
 
@@ -97,21 +101,23 @@ def measuring(sizes: Mapping[str, int]) -> Gate:
     return Gate(RooflinePredictor(kernel_cache().peaks), *contests)
 
 
-def grouping_job(sizes: Mapping[str, int], objective: Objective, gate: Gate | None = None) -> GroupingJob:
+def grouping_job(
+    sizes: Mapping[str, int], objective: Objective, gate: Gate | None = None, seen: SeenCosts | None = None
+) -> GroupingJob:
     """What grouping needs to know, with this worker's kernels."""
 
     def lowers(piece: Graph) -> str:
         return kernel_cache().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
 
-    return GroupingJob(sizes, kernel_cache().core, lowers, objective, gate)
+    return GroupingJob(sizes, kernel_cache().core, lowers, objective, gate, seen)
 
 
 def _body(
     graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]], objective: Objective,
-    gate: Gate | None = None,
+    gate: Gate | None = None, seen: SeenCosts | None = None,
 ) -> int:  # fmt: skip
     """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
-    grouped: GroupedGraph = run_all(GROUPING, graph, grouping_job(sizes, objective, gate))
+    grouped: GroupedGraph = run_all(GROUPING, graph, grouping_job(sizes, objective, gate, seen))
     ordered, groups = grouped.graph, grouped.groups
     text = show(ordered)
     own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
@@ -121,10 +127,10 @@ def _body(
     found: list[dict[str, Any]] = []
     inside: dict[str, list[int]] = {}
     for i, g in enumerate(groups):
-        found.append(described(ordered, g.nodes, g.kind, sizes, known))
+        found.append(described(ordered, g.nodes, g.kind, sizes, known, seen))
         first = ordered.nodes[g.nodes[0]]
         if first.op in CAPTURES:
-            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate) for b in branches(ordered, first)]
+            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate, seen) for b in branches(ordered, first)]
     if place == 0:
         own["predicted_us"] = None if foresight() is None else _predicted_us(ordered, found, sizes)
     own.update(groups=found, branches=inside, choices=[*grouped.choices, *_growth(ordered, groups, sizes)])
@@ -140,11 +146,13 @@ def _growth(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> 
 
 
 def described(
-    graph: Graph, nodes: Sequence[int], kind: str, sizes: Mapping[str, int], known: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
+    graph: Graph, nodes: Sequence[int], kind: str, sizes: Mapping[str, int], known: dict[str, dict[str, Any]],
+    seen: SeenCosts | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """What the other side is told of a group: how many nodes, what kind, and for one that may get a kernel its key and its work.
 
-    `known` holds what was said of the same group before.
+    `known` holds what was said of the same group before, `seen` what calls showed: what the group took while it served stands in
+    the place of what is predicted of it, and attention costs the part of its keys that masks left open.
     """
     if kind == GroupKind.LIBRARY or all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
         return {"nodes": len(nodes), "kind": GroupKind.LIBRARY}  # what only moves data is views to torch, and those cost nothing
@@ -155,9 +163,26 @@ def described(
             "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
             "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roofline_seconds(work, peaks),
         }  # fmt: skip
-        if (seen := foreseen(piece)) is not None:
-            known[piece.key].update(library_s=seen.library_s, kernel_s=seen.kernel_s, high_s=seen.high_s)
+        if (ahead := foreseen(piece)) is not None:
+            known[piece.key].update(library_s=ahead.library_s, kernel_s=ahead.kernel_s, high_s=ahead.high_s)
+        if seen is not None and seen.seen:
+            known[piece.key].update(_as_seen(known[piece.key], UseIndex(graph, sizes), nodes, seen))
     return known[piece.key]
+
+
+def _as_seen(about: Mapping[str, Any], index: UseIndex, nodes: Sequence[int], seen: SeenCosts) -> dict[str, Any]:
+    """What of a group's figures calls showed otherwise."""
+    found: dict[str, Any] = {}
+    mask, kernel = seen.open_keys(index, nodes), seen.measured(index, nodes, library=False)
+    library = seen.measured(index, nodes, library=True)
+    if kernel is not None:
+        found.update(kernel_s=kernel.us * 1e-6, high_s=kernel.us * 1e-6 * (1 + kernel.noise), measured_us=kernel.us)
+    elif mask is not None:
+        found.update({k: float(s) * mask.live for k in ("kernel_s", "high_s", "roof_s") if (s := about.get(k)) is not None},
+                     open=mask.live)  # fmt: skip
+    if library is not None:
+        found.update(library_s=library.us * 1e-6, library_measured=True)
+    return found
 
 
 def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping[str, int]) -> float | None:

@@ -25,8 +25,9 @@ from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
 from hotfuse.runtime.observe.call_sampler import CallSampler
-from hotfuse.runtime.observe.findings import PartitionQuestion, findings, questions, timed
+from hotfuse.runtime.observe.findings import MAX_PARTITIONS, PartitionQuestion, findings, questions, timed
 from hotfuse.runtime.observe.record import Recorder
+from hotfuse.runtime.observe.traffic import MOST_PIECES, piece
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 
@@ -74,11 +75,12 @@ class Examiner:
             return
         threads = torch.get_num_threads()
         try:
-            asked = timed(plan, call, threads)
+            asked = timed(plan, call, threads, MOST_PIECES)
+            entry.measured = tuple(piece(q) for q in asked)
         except Exception:  # the plan serves all the same, and sampled calls will show it
             self._log.count("examinations_failed")
             return
-        self._ask(entry, asked, threads)
+        self._ask(entry, asked[:MAX_PARTITIONS], threads)
 
     def _ask(self, entry: Entry, asked: Sequence[PartitionQuestion], threads: int) -> bool:
         """Have a worker make sense of times; nobody waits for it. False where there is nothing to ask."""

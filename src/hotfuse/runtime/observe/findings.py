@@ -26,6 +26,7 @@ from hotfuse.ir.text import show
 from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.energy import watts_per_core
 from hotfuse.machine.traffic import of_misses
+from hotfuse.ops.table import Access, lookup
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
 from hotfuse.runtime.observe.partition_cost import known, partition_cost
@@ -55,6 +56,8 @@ class PartitionQuestion:
     threads: int
     times: PartitionTimes
     """For the worker."""
+    products: tuple[str, ...] = ()
+    """Values that products of it multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Finding:
     version: int
     """Of the model that predicted."""
     evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    products: tuple[str, ...] = ()
+    """Values that products of it multiply: what zeros in them are worth is its share of the time."""
 
     def strategies(self, ledger: Ledger) -> list[tuple[Strategy, float]]:
         """What addresses it, the most promising first."""
@@ -89,18 +94,20 @@ class Finding:
         }  # fmt: skip
 
 
-def questions(plan: Plan, found: GraphSeen, number: int, names: Names, threads: int) -> list[PartitionQuestion]:
+def questions(
+    plan: Plan, found: GraphSeen, number: int, names: Names, threads: int, most: int = MAX_PARTITIONS
+) -> list[PartitionQuestion]:
     """The slowest partitions of a plan at the kind of call that came most often."""
     items = {names.item(number, _name(plan, p.index)): p.index for p in plan.partitioning.parts}
     for signature in found.signatures:
         shapes = names.shapes(number, signature.signature)
         seen = {items[p.item]: p for p in signature.partitions if p.item in items and p.n and p.mean > 0}
-        if shapes is not None and (asked := _asked(plan, seen, shapes, threads, found.by_name(names))):
+        if shapes is not None and (asked := _asked(plan, seen, shapes, threads, found.by_name(names), most)):
             return asked
     return []
 
 
-def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int) -> list[PartitionQuestion]:
+def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int, most: int = MAX_PARTITIONS) -> list[PartitionQuestion]:
     """The same of a plan that was just raced, on the call it was raced on: nobody has sampled it so far."""
     with torch.no_grad():
         rounds = [plan.timed(*call)[1] for _ in range(LOOKS)]
@@ -112,7 +119,7 @@ def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int) -> list[Partit
         middle, mean = ordered[LOOKS // 2], sum(ordered) / LOOKS
         if middle > 0:
             seen[i] = PartitionSeen(0, LOOKS, mean, 0.0, ordered[0], middle, ordered[-1], -1, -1, ())
-    return _asked(plan, seen, [tuple(t.shape) for t in call], threads)
+    return _asked(plan, seen, [tuple(t.shape) for t in call], threads, most=most)
 
 
 def _name(plan: Plan, index: int) -> str:
@@ -121,19 +128,30 @@ def _name(plan: Plan, index: int) -> str:
 
 
 def _asked(
-    plan: Plan, seen: Mapping[int, PartitionSeen], shapes: Sequence[Sequence[int]], threads: int, outcomes: Outcomes | None = None
-) -> list[PartitionQuestion]:
+    plan: Plan, seen: Mapping[int, PartitionSeen], shapes: Sequence[Sequence[int]], threads: int, outcomes: Outcomes | None = None,
+    most: int = MAX_PARTITIONS,
+) -> list[PartitionQuestion]:  # fmt: skip
     env = bind(plan.graph, list(shapes))
     if not seen or isinstance(env, Mismatch):
         return []
+    if plan.account is not None:
+        env = plan.account.seen.with_data_sizes(env)
     seen = {i: p for i, p in seen.items() if p.p50 >= LEAST_NS}
     total = sum(p.mean for p in seen.values())
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
-    slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MAX_PARTITIONS]
+    slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:most]
     return [
-        PartitionQuestion(plan.tier, i, _name(plan, i), text, p, p.mean / total, threads, _times(plan, i, p, env, threads))
+        PartitionQuestion(plan.tier, i, _name(plan, i), text, p, p.mean / total, threads, _times(plan, i, p, env, threads),
+                          _multiplied(plan, i))
         for i, p in ((i, _complete(plan, i, p, env, outcomes)) for i, p in slowest)
     ]  # fmt: skip
+
+
+def _multiplied(plan: Plan, index: int) -> tuple[str, ...]:
+    """What products of a partition multiply by weights or by each other, by name."""
+    part, params = plan.partitioning.parts[index], {p.value.name for p in plan.graph.params}
+    products = (n for n in plan.graph.nodes[part.first : part.last] if lookup(n.op).access is Access.CONTRACTION)
+    return tuple(dict.fromkeys(v.name for n in products for v in n.ins if v.name not in params))
 
 
 def _complete(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], outcomes: Outcomes | None) -> PartitionSeen:
@@ -178,7 +196,7 @@ def _finding(q: PartitionQuestion, said: Mapping[str, Any], version: int) -> Fin
         "rooflines": "measured" if said["measured_rooflines"] else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
     }  # fmt: skip
     return Finding(q.tier, q.index, q.name, q.shapes, us, q.share, Bottleneck(said["bottleneck"]), str(said["because"]),
-                   said["predicted_us"], version, evidence)  # fmt: skip
+                   said["predicted_us"], version, evidence, q.products)  # fmt: skip
 
 
 def _counters(q: PartitionQuestion, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,6 +222,10 @@ def _traffic(q: PartitionQuestion) -> dict[str, Any]:
 
 def _energy(q: PartitionQuestion) -> dict[str, Any]:
     """An estimate: meters of a whole processor say nothing about some microseconds of it."""
+    return {"microjoules": microjoules(q), "energy_source": "estimated"}
+
+
+def microjoules(q: PartitionQuestion) -> float:
+    """What a partition takes of energy, by its time and what it moves."""
     moved = max(q.seen.bytes, 0)
-    joules = q.seen.p50 * 1e-9 * watts_per_core() * q.threads + moved * assumed_core().joules_per_byte
-    return {"microjoules": round(joules * 1e6, 2), "energy_source": "estimated"}
+    return round((q.seen.p50 * 1e-9 * watts_per_core() * q.threads + moved * assumed_core().joules_per_byte) * 1e6, 2)

@@ -26,6 +26,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe.control_outcomes import MOST_CALLS as CALLS_ASKED
 from hotfuse.runtime.observe.control_outcomes import outcomes_of
+from hotfuse.runtime.observe.traffic import traffic_of
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import CallSamples, Signature
@@ -166,7 +167,7 @@ class Attempt:
 
 def exchange(entry: Entry, better: Plan, layers: tuple[Layer, ...] = (), *, kept: bool = False) -> None:
     """Swap the plan of an entry: one reference store. `kept`: the old one goes on serving inside of the new one."""
-    old, entry.plan, entry.layers = entry.plan, better, layers
+    old, entry.plan, entry.layers, entry.measured = entry.plan, better, layers, ()
     if not any(layer.key.row == BRANCH for layer in layers):
         entry.bets = {}
     if old is not entry.baseline and not kept:
@@ -177,14 +178,15 @@ def exchange(entry: Entry, better: Plan, layers: tuple[Layer, ...] = (), *, kept
 def demand_of(context: AttemptContext, entry: Entry) -> Demand:
     """What a call takes, from the calls looked at since the plan was exchanged. And, asked while units are compiled: which sizes
     most calls have, since what no worker has begun by then is compiled for those; and which way calls go at branches and loops,
-    since that says how often units run.
+    since that says how often units run. And, asked when the graph is planned: what its calls were seen to bring.
 
     How often the graph is called is left open: a model that serves is expected to go on serving, so no unit is given up because
     its estimated saving is small. Trials decide that.
     """
     took = entry.seconds / entry.heat * 1e6 if entry.heat and entry.seconds else None
     gain = FIRST_PLAN_GAIN if entry.plan is entry.baseline else LATER_PLAN_GAIN
-    return Demand(library_us=took, gain=gain, of_late=lambda: _most(entry.samples), outcomes=_outcomes(context, entry))
+    return Demand(library_us=took, gain=gain, of_late=lambda: _most(entry.samples), outcomes=_outcomes(context, entry),
+                  seen=traffic_of(context.plans.call_sampler, entry, context.plans.log))
 
 
 def _outcomes(context: AttemptContext, entry: Entry) -> Callable[[], Outcomes]:

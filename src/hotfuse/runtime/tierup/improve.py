@@ -21,8 +21,8 @@ from hotfuse.backends import registry
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, Why
 from hotfuse.base.faults import error_text
-from hotfuse.compile.learn.strategy_history import history_of
-from hotfuse.compile.request_context import context_of
+from hotfuse.compile.learn.strategy_history import history_of, recall
+from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.graph import Graph
@@ -277,7 +277,10 @@ class Improver:
             return False
         from hotfuse.runtime.tierup.rows import LEAST_VALUE, proposals
 
-        for found in proposals(self._context, site, entry, self._history.outcomes, rows):
+        proposed = proposals(self._context, site, entry, self._history.outcomes, rows)
+        if proposed and self._recalls_races():
+            return True
+        for found in proposed:
             if found.key.row == SIZES and not self._promising(entry, Strategy.SPECIALIZE, found.key):
                 continue
             value = found.value(self._history.outcomes)
@@ -291,6 +294,13 @@ class Improver:
             self._attempt(entry, found.key, found.attempt)
             return True
         return False
+
+    def _recalls_races(self) -> bool:
+        """Whether what races of earlier processes taught is on its way: nothing is bet before it is there, or cannot come."""
+        settings = self._plans.settings
+        if self._history.begun or self._history.asked or not self._plans.recorder.on:
+            return False
+        return recall(sized(settings).pool.submit, settings_of(settings), context_of(settings), self._history)
 
     def _consider_bottleneck(self, entry: Entry) -> bool:
         """Whether a plan was begun that addresses what limits this one: kernels fused anew, by one strategy alone."""

@@ -14,6 +14,8 @@ from hotfuse.base.events import EvidenceValue, Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.branches import control_name
 from hotfuse.profile.predict import ALL
+from hotfuse.profile.records import Flag
+from hotfuse.profile.snapshot import GraphSeen, ValueSeen
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext, sizes_of
 from hotfuse.runtime.tierup.bets import BranchLayer
@@ -165,7 +167,8 @@ def _padding(context: AttemptContext, site: Site, entry: Entry) -> Proposal | No
     placed = next((x for x in entry.layers if isinstance(x, PaddingLayer)), None)
     if placed is None:
         attempt = partial(without_padding, context, site, entry)
-        return Proposal(key, PADDING_SAVES, 1.0, attempt) if packs(context, entry) else None
+        saves = _hidden(context.plans.call_sampler.seen(entry.key))
+        return Proposal(key, saves, 1.0, attempt) if packs(context, entry) else None
     others = max((count().outgrown for of, count in entry.plan.bets if of == key), default=0.0)
     if placed.compiled or PADDED_CALLS in entry.refused or others < LEAST_OTHERS:
         return None
@@ -178,8 +181,28 @@ def _zero_rows(context: AttemptContext, site: Site, entry: Entry) -> Proposal | 
     key, seen = AttemptKey(table.ZERO_ROWS), context.plans.call_sampler.seen(entry.key)
     if key in entry.refused or entry.plan.sides is not None or entry.plan is entry.baseline or not suspected(seen):
         return None
-    share = max(max(v.zero_rows.mean, v.zero.mean) for v in seen.values) if seen is not None else 0.0
-    return Proposal(key, ROWS_SAVE, share, partial(without_rows, context, site, entry))
+    worth = [(_multiplies(context, entry, v), max(v.zero_rows.mean, v.zero.mean)) for v in seen.values] if seen is not None else []
+    saves, share = max(worth, key=lambda w: w[0] * w[1], default=(ROWS_SAVE, 0.0))
+    return Proposal(key, saves, share, partial(without_rows, context, site, entry))
+
+
+def _multiplies(context: AttemptContext, entry: Entry, value: ValueSeen) -> float:
+    """The part of a call's time that products of a value take, as sampled calls showed; of those too fast to be told apart, at most
+    what the others leave. What such rows save as a rule where nothing was sampled.
+    """
+    told = [f for f in entry.findings if f.tier == entry.plan.tier]
+    known = context.plans.call_sampler.known(entry.key) if told else None
+    if known is None:
+        return ROWS_SAVE
+    name = known[2].item_name(known[0], value.item)
+    of_it = sum(f.share for f in told if name in f.products)
+    return of_it or max(0.0, 1.0 - sum(f.share for f in told))
+
+
+def _hidden(seen: GraphSeen | None) -> float:
+    """The part of the rows that masks of the calls hide, as sampled calls showed: what packing may save at most."""
+    masks = [v for v in seen.values if v.flags & Flag.MASK and v.flags & Flag.INPUT and v.valid.n >= MIN_CALLS] if seen else []
+    return max((1.0 - v.valid.mean for v in masks), default=PADDING_SAVES)
 
 
 def _sizes(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:

@@ -27,6 +27,7 @@ from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import show
 from hotfuse.lower.common.own_sizes import with_own_sizes
 from hotfuse.runtime.observe.findings import Finding
+from hotfuse.runtime.observe.traffic import as_planned
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange
@@ -82,6 +83,8 @@ def against(context: AttemptContext, entry: Entry, finding: Finding, strategy: S
     def make() -> Plan:
         focus = focus_of(serving, finding.index) if strategy in FOCUSED else ""
         demand = replace(demand_of(context, entry), strategies=(strategy.value,), focus=focus)
+        if focus:  # names a group of the plan that serves
+            demand = replace(demand, seen=as_planned(entry))
         better = context.improve(entry.baseline.graph, entry.weights, inputs, demand=demand)
         if kernels(better) == kernels(serving):
             raise InternalError("the plan is the one that serves", because=f"{strategy.value} changes nothing")

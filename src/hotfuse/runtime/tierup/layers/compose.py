@@ -9,8 +9,10 @@ import torch
 
 from hotfuse.analysis.call_facts import Facts
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.request_context import EVERY
 from hotfuse.compile.value import GENERATE, Demand
 from hotfuse.ir.graph import Graph
+from hotfuse.runtime.observe.traffic import as_planned
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.attempt import AttemptContext, demand_of
@@ -80,7 +82,8 @@ class PlanComposer:
 
     def skipping(self, focus: str, what: str) -> PlanComposer:
         """With kernels that leave zeros out."""
-        return replace(self, demand=replace(self.demand, strategies=(what,), focus=focus))
+        seen = self.demand.seen if focus == EVERY else as_planned(self.entry)  # else it names groups of the plan that serves
+        return replace(self, demand=replace(self.demand, strategies=(what,), focus=focus, seen=seen))
 
 
 def composer_of(context: AttemptContext, entry: Entry) -> PlanComposer:

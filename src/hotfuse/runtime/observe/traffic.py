@@ -1,0 +1,104 @@
+"""What calls of an entry were seen to bring, put together for whoever plans for it; for the background.
+
+Sampled calls tell what partitions take (before there are any, the call that their plan was raced on) and what masks hide, kept
+calls which sizes data have, and counts of calls which sizes they come in. Nothing of it is asked for on the path of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+
+from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import error_text
+from hotfuse.ir.graph import Graph
+from hotfuse.profile.records import Flag
+from hotfuse.profile.snapshot import GraphSeen
+from hotfuse.profile.traffic import NOTHING_SEEN, MaskShare, MeasuredPiece, SizesShare, TrafficSeen
+from hotfuse.runtime.observe.call_sampler import CallSampler
+from hotfuse.runtime.observe.data_sizes import MOST_CALLS, data_sizes
+from hotfuse.runtime.observe.findings import COUNTED, PartitionQuestion, microjoules, questions
+from hotfuse.runtime.samples import CallSamples
+from hotfuse.runtime.site import Entry
+
+MOST_PIECES = 48
+"""Partitions whose times are told, the slowest."""
+MOST_SIZES = 4
+"""Sizes of calls that are planned for at once: predictions are asked for at each of them."""
+MOST = 2 / 3
+"""Calls of one kind that are a larger part than this of those of late are what a plan is for alone."""
+LEAST_SHARE = 0.05
+"""Calls of a size that are a smaller part are not planned for."""
+FEWEST = 4
+"""Samples of a mask before anything is said of it; times of partitions are believed as far as they are many."""
+
+
+ONE_SAMPLE = 0.5
+"""How far off a single sample may be, relative; less with more of them."""
+
+
+def traffic_of(sampler: CallSampler, entry: Entry, log: EventLog) -> Callable[[Graph], TrafficSeen]:
+    """What is told of an entry's calls when a graph is planned for them: the entry's own, or one made of it. Where that cannot be
+    found out, plans are made without it.
+    """
+    calls = partial(entry.samples.several, MOST_CALLS if entry.samples.real else 0)
+    sizes = cache(lambda: data_sizes(entry.baseline.graph, entry.weights, calls()))
+
+    def told(graph: Graph) -> TrafficSeen:
+        try:
+            return seen(graph)
+        except Exception as e:  # kept calls are run for it, and what they raise is no reason to go without a plan
+            log.count("traffic_unknown")
+            log.decide(Action.NOTICE, Why.BACKGROUND_FAILED, "what calls bring", error=error_text(e))
+            return NOTHING_SEEN
+
+    def seen(graph: Graph) -> TrafficSeen:
+        known = sampler.known(entry.key)
+        masks, pieces = (), ()
+        if known is not None:
+            number, found, names = known
+            masks = _masks(found, lambda item: names.item_name(number, item))
+            if entry.plan is not entry.baseline:
+                asked = questions(entry.plan, found, number, names, torch.get_num_threads(), MOST_PIECES)
+                pieces = tuple(map(piece, asked))
+        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), pieces or entry.measured)
+
+    return told
+
+
+def as_planned(entry: Entry) -> Callable[[Graph], TrafficSeen]:
+    """What the plan that serves was made by: a plan that changes single kernels of it is grouped as it is."""
+    account = entry.plan.account
+    return lambda _graph: NOTHING_SEEN if account is None else account.seen
+
+
+def piece(q: PartitionQuestion) -> MeasuredPiece:
+    """A partition's weight, as measured; what a few samples happen to have in common is no evidence that it is steady."""
+    cycles = q.seen.counters[COUNTED.index("cycles")] if q.seen.counters else None
+    t = q.times
+    noise = max(t.noise, ONE_SAMPLE / t.n)
+    return MeasuredPiece(t.graph, t.sizes, t.library, round(t.us, 3), round(noise, 3), t.n, t.bytes, cycles, microjoules(q))
+
+
+def mix_of(samples: CallSamples, graph: Graph) -> tuple[SizesShare, ...]:
+    """The sizes that calls of a graph have, where no kind of call is most of them; nothing where they do not fit it."""
+    shares = {s: share for s, share in samples.shares().items() if share >= LEAST_SHARE}
+    if len(shares) < 2 or next(iter(shares.values())) > MOST:
+        return ()
+    found: list[SizesShare] = []
+    for signature, share in list(shares.items())[:MOST_SIZES]:
+        inputs = samples.inputs(signature)
+        if inputs is None or len(inputs) != len(graph.inputs):
+            continue
+        sizes = bind(graph, [tuple(t.shape) for t in inputs])
+        if not isinstance(sizes, Mismatch):
+            found.append(SizesShare(dict(sizes), round(share, 3)))
+    return tuple(found) if len(found) > 1 else ()
+
+
+def _masks(found: GraphSeen, name: Callable[[int], str]) -> tuple[MaskShare, ...]:
+    return tuple(MaskShare(name(v.item), round(v.valid.mean, 4), round(v.valid.std, 4), v.valid.n)
+                 for v in found.values if v.flags & Flag.MASK and v.valid.n >= FEWEST)  # fmt: skip
