@@ -130,8 +130,9 @@ def explain_engine(
 
 def memory_of(entries: Sequence[Entry]) -> dict[str, int]:
     """Bytes: the weights that captured graphs read, what compiled plans hold beside them, and kept inputs."""
-    weights = {w.data_ptr(): w.numel() * w.element_size() for e in entries for w in e.weights.values()
-               if isinstance(w, torch.Tensor) and w.layout is torch.strided}
+    held: list[object] = [w for e in entries for w in e.weights.values()]  # constants of four bits are no tensors
+    tensors = [w for w in held if isinstance(w, torch.Tensor) and w.layout is torch.strided]
+    weights = {w.data_ptr(): w.numel() * w.element_size() for w in tensors}
     plans = {id(p): p.memory for e in entries for p in (e.plan, *e.versions.values())}.values()
     return {"weights": sum(weights.values()), "packed": sum(m.constants for m in plans), "arenas": sum(m.arena for m in plans),
             "samples": sum(e.samples.bytes for e in entries)}
