@@ -335,3 +335,27 @@ def test_a_graph_of_an_earlier_process_knows_its_paths(tmp_path: Path) -> None:
     assert len(first.paths) == 2
     second = served(until=1)  # the first graph that serves
     assert second.traced == 2 and set(second.paths) == set(first.paths)
+
+
+class Pools(_Two):
+    """Torch takes the number of rows for that of the call when it traces a pool."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool1d(self.a(x)[mask].T[None] * 2, 3) * 2
+
+
+@torch.no_grad()
+def test_fewer_rows_than_were_traced_are_not_read_behind_their_end() -> None:
+    """A process that read behind the end of no rows ended there."""
+    model = Pools().eval()
+    fast = hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2))
+    for rows in (*[96] * 40, 48, 3, 2, 1, 0, *[96] * 8):
+        x, mask = torch.randn(96, D), torch.randperm(96) < rows
+        if rows < 3:
+            for run in (model, fast):
+                with pytest.raises(RuntimeError):
+                    run(x, mask)
+        else:
+            torch.testing.assert_close(fast(x, mask), model(x, mask), rtol=1e-4, atol=1e-5)
+    assert fast.stats()["graph_calls"], str(fast.explain(full=True))
+    fast.close()

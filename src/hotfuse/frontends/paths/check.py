@@ -6,19 +6,22 @@
     return y                                       return z
 
 An assertion of its own would interrupt a native run. `assume` is an identity that kernels take in with what makes `y`, so a check
-costs the truth values it is made of and nothing else. A call that takes another path computes a result that nobody sees.
+costs the truth values it is made of and nothing else. A call that takes another path computes a result that nobody sees. What is
+assumed of sizes that data decide is checked before that (`frontends.paths.size_checks`).
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from hotfuse.frontends.paths.follow import MARK
+from hotfuse.frontends.paths.size_checks import sizes_checked
 from hotfuse.ir.dims import symbols
-from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Value, sources, unused_name
+from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Value, map_values, sources, unused_name
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.own.assume import ASSUME
 
@@ -66,8 +69,11 @@ class ConditionWriter:
         return self.add("logical_and.default", same, sign, loc=mark.loc)
 
 
-def checked(graph: Graph) -> Graph:
-    """The graph with one check instead of marks; the same graph where there are none."""
+def checked(graph: Graph, captures: Sequence[Value] = ()) -> Graph:
+    """The graph with one check instead of marks, and those of sizes; the same graph where there are none.
+
+    `captures`: what a branch has from the graph around it.
+    """
     marks = [n for n in graph.nodes if read_value(n) is not None]
     if not marks:
         return graph
@@ -75,11 +81,15 @@ def checked(graph: Graph) -> Graph:
     nodes = [n for n in graph.nodes if read_value(n) is None]
     writer = ConditionWriter(taken)
     conditions = list(dict.fromkeys(map(writer.same, {(m.args[0], m.args[1]): m for m in marks}.values())))
-    holds = conditions[0]
+    nodes, sized, conditions = sizes_checked([*nodes, *writer.nodes], conditions, taken, captures)
+    graph = replace(graph, outputs=tuple(map_values(o, sized) for o in graph.outputs))
+    if not conditions:
+        return replace(graph, nodes=tuple(nodes))
+    writer.nodes, holds = [], conditions[0]
     for more in conditions[1:]:
         holds = writer.add("logical_and.default", holds, more, loc=marks[0].loc)
     nodes += writer.nodes
-    if (place := _place(graph)) is None:
+    if (place := _place(graph, nodes)) is None:
         nodes.append(Node(Kind.OPERATOR, _MARKS, (holds, "a call took another path"), (), loc=marks[0].loc))
         return replace(graph, nodes=tuple(nodes))
     y = graph.outputs[place]
@@ -95,11 +105,11 @@ def lines(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{n.loc.file}:{n.loc.line}" for n in graph.nodes if read_value(n) is not None))
 
 
-def _place(graph: Graph) -> int | None:
+def _place(graph: Graph, nodes: Sequence[Node]) -> int | None:
     """An output that a kernel makes in every call, so that the check is never left out: one that the graph computes, returns once,
     and of which there are elements whatever data decide."""
     shown = {s for v in graph.inputs if isinstance(v.type, TensorType) for d in v.type.shape for s in symbols(d)}
-    made = {v.name for n in graph.nodes for v in n.outs}
+    made = {v.name for n in nodes for v in n.outs}
     outputs = [o for o in graph.outputs if isinstance(o, Value)]
     for i, y in enumerate(graph.outputs):
         if not isinstance(y, Value) or not isinstance(y.type, TensorType) or y.name not in made or outputs.count(y) > 1:

@@ -132,7 +132,7 @@ class _Joiner:
         inner = {v.name for body, _ in sides for n in body for v in n.outs}
         captures = tuple({v.name: v for side in used for v in side if v.name not in inner}.values())
         graphs = tuple(
-            checked(Graph(name, captures, (), tuple(body), tuple(outputs[k][i] for i in made)))
+            checked(Graph(name, captures, (), tuple(body), tuple(outputs[k][i] for i in made)), captures)
             for k, (name, (body, _)) in enumerate(zip(("then", "else"), sides, strict=True))
         )
         nodes += writer.nodes

@@ -3,6 +3,8 @@
 A graph that was traced along one path through a model's Python computes what decided there with everything else, and ends in one
 such node (`frontends.paths.check`). Generated code counts a fault (`require`), torch's operators raise CallFault: either way
 nothing of the call has become visible, and the model's own code answers it.
+
+`sized(x, holds)` is the same of sizes that data decide. No kernel takes it in, so it raises before any of them reads x.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from hotfuse.ops.own.operator import own_operator
 from hotfuse.ops.table import Access, defop
 
 ASSUME = "hotfuse.assume.default"
+SIZED = "hotfuse.sized.default"
+SIZE_OF = "hotfuse.size_of.default"
 ASSERTIONS = ("aten._assert_async.msg", "aten._assert_async.default", "aten._assert_scalar.default")
 """What tracing assumes of single values, and models assert."""
 
@@ -73,6 +77,14 @@ def _like(x: Tensor, holds: Tensor) -> Tensor:
     return x.clone()
 
 
+@own_operator("hotfuse::sized", __name__)
+def _sized(x: Tensor, holds: Tensor) -> Tensor:
+    return assumed(x, holds).clone()
+
+
+_sized.register_fake(_like)
+
+
 @own_operator("hotfuse::size_of", __name__)
 def _size_of(x: Tensor, dim: int) -> Tensor:
     return torch.tensor(x.shape[dim])
@@ -90,3 +102,4 @@ def size_of(x: Tensor, dim: int) -> Tensor:
 
 defop("hotfuse.size_of", Access.HOST)
 defop("hotfuse.assume", Access.POINTWISE, costs.per_output(0))
+defop("hotfuse.sized", Access.OPAQUE)
