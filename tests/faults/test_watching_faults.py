@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from hotfuse.base.faults import faults
 from hotfuse.profile.analyzer import MAX_RESTARTS, Analyzer
 from hotfuse.profile.records import Batch, Subject
 from hotfuse.profile.snapshot import EMPTY
@@ -49,56 +48,6 @@ def test_a_killed_analyzer_is_started_again() -> None:
         assert analyzer.flush(120)
         assert analyzer.snapshot.records == 7 and analyzer.stats()["analyzer_restarts"] == 1
         assert analyzer.stats()["records_dropped"] == 0
-    finally:
-        analyzer.stop()
-
-
-def test_an_analyzer_without_records_leaves_and_the_next_one_goes_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotfuse.profile.analyzer.PATIENCE_S", 0.3)
-    analyzer = Analyzer()
-    try:
-        analyzer.publish(calls(10))
-        assert until(lambda: analyzer.away) and analyzer.pid is None
-        assert analyzer.flush(1) and analyzer.snapshot.records == 10  # everything was said before
-        analyzer.publish(calls(7))
-        assert analyzer.flush(120)
-        shot = analyzer.snapshot
-        assert shot.records == 17 and shot.graphs[0].samples == 17
-        stats = analyzer.stats()
-        assert analyzer.returns == 1 and stats["analyzer_restarts"] == 0 and stats["records_dropped"] == 0
-        assert analyzer.patience_s == 0.6  # it was needed again soon
-    finally:
-        analyzer.stop()
-
-
-def test_an_analyzer_that_returns_knows_of_graphs_that_went_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotfuse.profile.analyzer.PATIENCE_S", 0.3)
-    analyzer = Analyzer()
-    try:
-        analyzer.publish(calls(3))
-        assert until(lambda: analyzer.away)
-        analyzer.leave([0])
-        analyzer.graph("another")
-        batch = Batch(1)
-        batch.call(Subject(5, 1, 0, 0), 0, 5, 1)
-        analyzer.publish(batch)
-        assert until(lambda: 5 in analyzer.snapshot.graphs) and until(lambda: 0 not in analyzer.snapshot.graphs or analyzer.away)
-        assert set(analyzer.snapshot.graphs) == {5}
-    finally:
-        analyzer.stop()
-
-
-def test_a_memory_that_cannot_be_taken_over_is_told_and_the_next_analyzer_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotfuse.profile.analyzer.PATIENCE_S", 0.3)
-    before = sum(faults.counts().values())
-    analyzer = Analyzer()
-    try:
-        analyzer.publish(calls(3))
-        assert until(lambda: analyzer.away)
-        analyzer.remembered = b"!" * 300_000  # more than a pipe holds
-        analyzer.publish(calls(4))
-        assert analyzer.flush(120) and analyzer.snapshot.records == 4
-        assert sum(faults.counts().values()) > before and any("taking over" in what for what in faults.counts())
     finally:
         analyzer.stop()
 

@@ -316,7 +316,8 @@ def test_compiled_plans_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch
 def test_a_compilation_hears_which_sizes_most_calls_have() -> None:
     kept = CallSamples(1 << 20)
     entry: Any = SimpleNamespace(key=5, samples=kept, seconds=1.0, heat=10, plan=None, baseline=None)
-    context: Any = SimpleNamespace(plans=SimpleNamespace(call_sampler=SimpleNamespace(outcomes=lambda key: {key: "seen"})))
+    sampler = SimpleNamespace(outcomes=lambda key: {key: "seen"})
+    context: Any = SimpleNamespace(plans=SimpleNamespace(call_sampler=sampler, log=EventLog()))
     demand = demand_of(context, entry)
     assert demand.outcomes() == {5: "seen"}
     assert demand.library_us == 1e5 and demand.of_late is not None and demand.of_late() is None

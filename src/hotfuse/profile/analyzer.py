@@ -3,9 +3,6 @@
 The process behind it is started with the first batch of records, and started again when it dies (what it remembered is gone then;
 the last snapshot stays). A thread listens to it and does next to nothing: it keeps the bytes of the latest snapshot, which are
 read when somebody asks. After a fork the child watches nothing: ring, thread and process are the parent's.
-
-An analyzer without records leaves after some seconds, for it holds 15 to 17 MB that nobody uses. What it remembers stays here as
-text, and the thread starts the next one with it when records wait in the ring (decision 245).
 """
 
 from __future__ import annotations
@@ -28,15 +25,6 @@ from hotfuse.profile.snapshot import EMPTY, NoticedDrift, Snapshot, drift_from, 
 
 MAX_RESTARTS = 5
 """Deaths within a minute after which it is given up."""
-PATIENCE_S, MAX_PATIENCE_S = 5.0, 300.0
-"""How long an analyzer stays without records. It doubles where one that had left was needed again soon: a start takes 0.2 s
-of a core."""
-SOON_S = 60.0
-"""Returns within so long count as soon."""
-LOOK_S = 0.25
-"""How often somebody looks for records while no analyzer runs: as often as an idle analyzer would."""
-MAX_GONE = 1024
-"""Graphs that are gone and kept in mind, as many as an analyzer does."""
 OnDrift = Callable[[NoticedDrift], None]
 
 
@@ -60,19 +48,9 @@ class Analyzer:
         """Changed by single steps of the interpreter only: a garbage collection may do it at any time."""
         self._left: deque[int] = deque()
         """Graphs that are gone, and that nobody has been told of so far."""
-        self._gone: deque[int] = deque(maxlen=MAX_GONE)
-        """Graphs that are gone: one that takes over a memory is told again, since it may be from before."""
         self._stopping = False
-        self._halt = threading.Event()
-        """Set with `_stopping`: the thread need not wait for records any more."""
-        self.remembered = b""
-        """What an analyzer that left remembers, for the next one."""
-        self.patience_s = PATIENCE_S
-        self.away = False
-        """No analyzer runs, because nothing was to be analyzed."""
         self.started = 0
-        """Processes started so far: the first one, those that followed one that had left (`returns`), and restarts."""
-        self.returns = 0
+        """Processes started so far; all but the first were restarts."""
         self.given_up = ""
         """Why there is no analyzer any more."""
 
@@ -132,7 +110,6 @@ class Analyzer:
             except IndexError:  # somebody else does the same
                 return
             self.names.forget(gone)
-            self._gone.append(gone)
             if (process := self._process) is not None:
                 self._tell(process, b"forget %d\n" % gone)
 
@@ -158,8 +135,6 @@ class Analyzer:
         want = ring.published
         asked: object = None
         while time.monotonic() < until and not self.given_up:
-            if self.away and ring.consumed >= want:  # it said all it knew before it left
-                return True
             process = self._process
             if process is not None and process is not asked and self._tell(process, b"flush %d\n" % want):
                 asked = process
@@ -175,7 +150,7 @@ class Analyzer:
             "records": ring.published if ring else 0,
             "records_dropped": ring.dropped if ring else 0,
             "records_by_python": ring.by_python if ring else 0,
-            "analyzer_restarts": max(0, self.started - self.returns - 1),
+            "analyzer_restarts": max(0, self.started - 1),
             "signatures_over_limit": self.names.overflow,
         }
 
@@ -183,7 +158,6 @@ class Analyzer:
         """End the process; nothing is published any more."""
         with self._lock:
             self._stopping = True
-            self._halt.set()
             ring, process = self._ring, self._process
         if ring is not None:
             ring.close()
@@ -203,7 +177,6 @@ class Analyzer:
         self._lock = threading.Lock()
         self._news = threading.Condition()
         self._stopping = True
-        self._halt = threading.Event()
         self._thread = None
         self._process = None
         self.given_up = "the process was forked"
@@ -228,26 +201,12 @@ class Analyzer:
             process.stdout.close()
             if self._stopping:
                 return
-            if process.returncode == 0 and self.remembered:
-                self._until_records()
-                continue
             now = time.monotonic()
             self._deaths = [t for t in self._deaths if t > now - 60] + [now]
             if len(self._deaths) > MAX_RESTARTS:
                 self.given_up = f"it died {len(self._deaths)} times within a minute, at last with status {process.returncode}"
                 self._ring_closed()
                 return
-
-    def _until_records(self) -> None:
-        """The analyzer left: wait until there is something for the next one."""
-        ring, since = self._ring, time.monotonic()
-        assert ring is not None  # there was an analyzer
-        self.away = True
-        while ring.published <= ring.consumed and not self._halt.wait(LOOK_S):
-            pass
-        soon = time.monotonic() - since < SOON_S
-        self.patience_s = min(2 * self.patience_s, MAX_PATIENCE_S) if soon else PATIENCE_S
-        self.away = False
 
     def _ring_closed(self) -> None:
         with self._lock:
@@ -260,19 +219,12 @@ class Analyzer:
             if self._stopping or self._ring is None:
                 return None
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hotfuse.profile.daemon", str(self._ring.fd), str(self.patience_s),
-                 *(["follows"] if self.remembered else [])],
-                pass_fds=[self._ring.fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
+                [sys.executable, "-m", "hotfuse.profile.daemon", str(self._ring.fd)], pass_fds=[self._ring.fd],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
             )  # fmt: skip
             unbind(self._process.pid)
             self.started += 1
-            process, remembered, self.remembered = self._process, self.remembered, b""
-        if remembered:
-            self.returns += 1
-            self._tell(process, b"remember %b\n" % remembered)
-            for gone in list(self._gone):
-                self._tell(process, b"forget %d\n" % gone)
-        return process
+            return self._process
 
     def _heard(self, line: bytes) -> None:
         kind, body = line[:1], line[1:]
@@ -283,10 +235,6 @@ class Analyzer:
             drift = drift_from(json.loads(body))
             for listener in list(self._listeners):
                 listener(drift)
-        elif kind == b"M":
-            self.remembered = body.strip()
-        elif kind == b"L":
-            faults.note("taking over what an analyzer remembered", RuntimeError(body.decode(errors="replace").strip()))
         elif kind == b"F":
             with self._news:
                 self._flushed = max(self._flushed, int(body))

@@ -1,29 +1,21 @@
 """The analyzer's process: drains the ring beside inference, and says what it learned.
 
-Started as `python -m hotfuse.profile.daemon FD SECONDS [follows]`. It runs at the lowest priority, and ends with its parent, or
-when no record came for so many seconds: then it hands over what it remembers, and the next one goes on from there (decision 245).
-It loads neither torch nor a compiler.
+Started as `python -m hotfuse.profile.daemon FD`. It runs at the lowest priority, and ends with its parent. It loads neither torch
+nor a compiler.
 
-    to it      lines on standard input: `remember M` (what one before it handed over), `flush N` (answer when N records have been
-               taken), `forget N` (a graph that is gone), end of file (stop)
-    from it    lines on standard output: S and a snapshot, D and a change, F and the N of a flush that is done, M and what it
-               remembers (the last line of one that leaves), L and why it could not take over what one before it remembered
-
-What is handed over is text to everybody but an analyzer: the serving process keeps it and never reads it.
+    to it      lines on standard input: `flush N` (answer when N records have been taken), `forget N` (a graph that is gone), end of
+               file (stop)
+    from it    lines on standard output: S and a snapshot, D and a change, F and the N of a flush that is done
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 import os
-import pickle
 import select
 import signal
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import BinaryIO
@@ -55,24 +47,6 @@ class Daemon:
         """Answer when so many records have been taken out in all."""
         self._flushes.append(records)
 
-    def remember(self, text: bytes) -> None:
-        """Go on from what another one handed over."""
-        try:
-            book = pickle.loads(zlib.decompress(base64.b64decode(text, validate=True)))
-            if not isinstance(book, AnalyzerMemory):
-                raise TypeError(f"{type(book).__name__} is no memory of an analyzer")
-        except Exception as e:  # of another version of the sources, which were exchanged under the running process: begin anew
-            self._say(b"L" + f"{type(e).__name__}: {e}"[:200].replace("\n", " ").encode())
-            return
-        self.book, self._told = book, book.records
-
-    def hand_over(self) -> bool:
-        """Say what is remembered, so that another one can go on; False where somebody waits for an answer, or records wait."""
-        if self._flushes or self._told < self.book.records or self.ring.published > self.ring.consumed:
-            return False
-        self._say(b"M" + base64.b64encode(zlib.compress(pickle.dumps(self.book, pickle.HIGHEST_PROTOCOL), 1)))
-        return True
-
     def step(self) -> int:
         """Drain what there is; how many records that were."""
         raw = self.ring.drain()
@@ -91,16 +65,13 @@ class Daemon:
         return len(raw)
 
 
-def serve(daemon: Daemon, requests: BinaryIO, parent: int, patience_s: float = math.inf, *, follows: bool = False) -> None:
-    """Until the other side closes, the parent is gone, or no record came for so long.
-
-    One that follows another takes no record before it has that one's memory: the parent writes it, and reads nothing meanwhile.
-    """
+def serve(daemon: Daemon, requests: BinaryIO, parent: int) -> None:
+    """Until the other side closes, or the parent is gone."""
     fd = requests.fileno()
-    pending, sleep, busy = b"", 0.0, time.monotonic()
+    pending, sleep = b"", 0.0
     while os.getppid() == parent:
-        if select.select([fd], [], [], IDLE_S if follows else sleep)[0]:
-            data = os.read(fd, 1 << 16)
+        if select.select([fd], [], [], sleep)[0]:
+            data = os.read(fd, 4096)
             if not data:
                 return
             *lines, pending = (pending + data).split(b"\n")
@@ -110,16 +81,7 @@ def serve(daemon: Daemon, requests: BinaryIO, parent: int, patience_s: float = m
                     daemon.flush(int(number))
                 elif word == b"forget":
                     daemon.book.forget(int(number))
-                elif word == b"remember":
-                    daemon.remember(number)
-                    follows = False
-        if follows:
-            continue
         taken = daemon.step()
-        if taken:
-            busy = time.monotonic()
-        elif time.monotonic() - busy > patience_s and daemon.hand_over():
-            return
         sleep = 0.0 if taken >= 512 else BUSY_S if taken else min(IDLE_S, sleep * 1.5 + 0.005)
 
 
@@ -135,8 +97,7 @@ def main() -> None:
         out.flush()
 
     try:
-        daemon = Daemon(Ring.attach(int(sys.argv[1])), say)
-        serve(daemon, sys.stdin.buffer, parent, float(sys.argv[2]), follows="follows" in sys.argv)
+        serve(Daemon(Ring.attach(int(sys.argv[1])), say), sys.stdin.buffer, parent)
     except BrokenPipeError:  # nobody listens any more
         os._exit(0)
 
