@@ -30,7 +30,9 @@ EXAMPLES: tuple[Any, ...] = (
     bodies.UnitRequest("rows", {"s0": 3}, (("g", (0, 1)), ("h", ())), ("g",), False, True, 2.5, True),
     bodies.RunsRequest({"graph": "g", "parts": [[0, 1, -1]]}, {}, ({"kernel": "k", "variants": None},), 1.5),
     bodies.ProbesRequest(), bodies.CountingRequest((1, 2), ("a", "b")), bodies.DevicePlanRequest("graph g() {}"),
-    bodies.DeviceUnitRequest("graph g() {}", {"x": (4, 1)}, ("cuda", "90", 32), True, (0, 2)),
+    bodies.DeviceUnitRequest("graph g() {}", {"x": (4, 1)}, ("cuda", "90", 32), True, (0, 2), "NVIDIA H200", wanted="64x64"),
+    bodies.DeviceTimesRequest("NVIDIA H200", "cuda 90", {"processors": 132},
+                              (bodies.DeviceKernelTime("p", {"programs": 4.0}, 1e-6),), calibrated=True),
     bodies.KernelRequest("graph g() {}", Core(8, 16, 1 << 15, 1 << 20, "bf16", tiles=True, dots_bytes=False, lean=True, threads=3)),
     bodies.LearnedRequest({"strategies": {"compute": (1.0, 2.0, 3.0)}}), bodies.IdleRequest(2.0), bodies.ProfileRequest((TIMES,)),
 )  # fmt: skip

@@ -208,7 +208,7 @@ def test_a_cache_that_grows_is_one_recording(dtype: torch.dtype) -> None:
     exact = transformers.LlamaForCausalLM(config).eval().cuda().double()
     exact.load_state_dict(model.state_dict())
     close = 1e-4 if dtype is torch.float32 else 2e-2
-    errors = [0.0, 0.0]
+    errors, steps = [0.0, 0.0], 0
 
     def replays() -> int:
         plans = [p for s in fast.explain().to_dict()["sites"] for p in s["plans"]]
@@ -232,12 +232,14 @@ def test_a_cache_that_grows_is_one_recording(dtype: torch.dtype) -> None:
                 assert torch.allclose(got.logits, want.logits, atol=close), (texts, step)
                 assert torch.allclose(caches[0].layers[2].values, caches[1].layers[2].values, atol=close), (texts, step)
                 if served:
+                    steps += 1
                     right = exact(input_ids=token, past_key_values=caches[2]).logits
                     for side, logits in enumerate((got.logits, want.logits)):
                         errors[side] += float((logits.double() - right).norm() / right.norm())
             texts += 1
         assert replays() >= 300, str(fast.explain(full=True))
-        assert 0 < errors[0] < 1.5 * errors[1], errors  # about as far from float64 as eager is, on the average
+        rounding = steps * (1e-6 if dtype is torch.float32 else 0.0)  # sums in another order are off by as much
+        assert 0 < errors[0] < max(1.5 * errors[1], rounding), errors  # about as far from float64 as eager is, on the average
 
 
 @torch.inference_mode()

@@ -34,14 +34,14 @@ def calibrate(
     budget: Annotated[str, typer.Option(help="How long: 60s, 3m.")] = "60s",
     threads: Annotated[int, typer.Option(help="Threads that kernels run on; 0 for as many as torch has.", min=0)] = 0,
     at: At = None,
-    device: Annotated[str, typer.Option(help="cuda or cuda:0: measure what that device reaches instead.")] = "",
+    device: Annotated[str, typer.Option(help="cuda or cuda:0: measure that device and its kernels instead.")] = "",
     seed: Annotated[int, typer.Option(help="Which problems are drawn; the same ones are not measured twice.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure kernels on this machine and train its performance model. Ctrl-C ends it early with what there is."""
     wanted = seconds(budget)
     if device:
-        calibrate_device(device, as_json=as_json)
+        calibrate_device(device, wanted, at, seed, as_json=as_json)
         return
     import torch
 

@@ -141,7 +141,8 @@ def machines(at: At = None, as_json: AsJson = False) -> None:
     with open_store(at) as store:
         found, counts = store.machines(), store.rows_by_machine()
     listed = [
-        {"machine": m.name, "cpu": m.tuning.get("cpu", ""), "cores": m.tuning.get("cores", ""), "arch": m.identity.get("arch", ""),
+        {"machine": m.name, "cpu": m.tuning.get("cpu", "") or m.identity.get("device", ""), "cores": m.tuning.get("cores", ""),
+         "arch": m.identity.get("arch", ""),
          "level": level_of(m.identity.get("features", "")), "features": m.identity.get("features", ""),
          "peaks": "measured" if m.peaks else "unknown", "measurements": counts.get(m.id, 0), "seen": _when(m.seen_at)}
         for m in found

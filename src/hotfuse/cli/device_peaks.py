@@ -1,13 +1,23 @@
-"""`hotfuse calibrate --device cuda`: what a device reaches, measured, shown and kept."""
+"""`hotfuse calibrate --device cuda`: what a device reaches and what kernels take there, measured, shown and kept."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings, from_env
 from hotfuse.cli.output import heading, print_json, rows
 
+if TYPE_CHECKING:
+    import torch
 
-def calibrate_device(name: str, *, as_json: bool) -> None:
+LEARNING_S = 12.0
+"""What is kept of the budget for making a model."""
+
+
+def calibrate_device(name: str, budget: float, at: str | None, seed: int, *, as_json: bool) -> None:
     """Measure a device that does nothing else; raises InputError where there is none of that name."""
     import torch
 
@@ -22,10 +32,13 @@ def calibrate_device(name: str, *, as_json: bool) -> None:
         raise InputError(f"the peaks of {name} are not measured so", hint="without --device the processor is calibrated")
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"there is no device {name} here", hint="hotfuse doctor lists the devices")
-    peaks = measured_peaks(torch.device("cuda", device.index or 0))
-    kept = keep_peaks(peaks, from_env())
+    begin, device = time.monotonic(), torch.device("cuda", device.index or 0)
+    settings = from_env() if at is None else from_env().with_(profiles=at)
+    peaks = measured_peaks(device)
+    kept = keep_peaks(peaks, settings)
+    kernels = _kernels(device, settings, budget - (time.monotonic() - begin), seed)
     if as_json:
-        print_json({**peaks.to_dict(), "kept": kept})
+        print_json({**peaks.to_dict(), "kept": kept, "kernels": dict(kernels)})
         return
     heading(peaks.name)
     shown = [(f"products of {dtype}", f"{rate / 1e12:.0f} TFLOP/s") for dtype, rate in peaks.products.items()]
@@ -37,3 +50,30 @@ def calibrate_device(name: str, *, as_json: bool) -> None:
     shown += [(f"{what}: not measured", why) for what, why in peaks.missing.items()]
     rows(("what", "reached"), shown, header=False)
     heading("kept for predictions" if kept else "not kept: the cache is off")
+    heading(_told(kernels))
+
+
+def _kernels(device: torch.device, settings: Settings, seconds: float, seed: int) -> Mapping[str, Any]:
+    """Kernels of drawn problems, and the model that was made of them; or why there is none."""
+    from hotfuse.backends import registry
+    from hotfuse.compile.device.calibration import kept_and_learned, timed_kernels
+    from hotfuse.compile.workers.pool import machine_pool
+
+    if why := registry.device_kernels().unavailable():
+        return {"measured": 0, "because": why}
+    with machine_pool() as pool:
+        report = timed_kernels(pool, device, settings, max(1.0, seconds - LEARNING_S), seed)
+        learned = kept_and_learned(pool, device, settings, report.kernels)
+    return {"measured": len(report.kernels), "problems": report.problems, "refused": dict(report.refused),
+            **{k: v for k, v in learned.items() if k != "ok"}}  # fmt: skip
+
+
+def _told(kernels: Mapping[str, Any]) -> str:
+    if why := kernels.get("because"):
+        return f"no kernels were learned from: {why}"
+    head = f"{kernels['measured']} kernels of {kernels['problems']} problems measured, {kernels['rows']} kept"
+    if (held := kernels.get("held_out")) is None:
+        return f"{head}; too few for a model: give it more time"
+    use = "chooses what is compiled" if kernels["chooses"] else "is left aside"
+    return (f"{head}; on problems that it had not seen the model is off by {held['median']:.0%} (median; mean {held['mape']:.0%}), "
+            f"and what it ranks first takes {held['regret']:.1%} longer than the best: it {use}")  # fmt: skip

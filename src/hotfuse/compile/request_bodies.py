@@ -157,9 +157,42 @@ class DeviceUnitRequest:
     tf32: bool
     share: tuple[int, int]
     """Which of its tilings: every `share[1]`-th from `share[0]` on, so that several workers make the kernels of one group."""
+    device: str = ""
+    """Whose performance model chooses among all tilings, by name; empty: a count of what each program has to do."""
+    every: bool = False
+    """All tilings there are: to be measured for such a model."""
+    wanted: str = ""
+    """The one tiling that an earlier process chose; others are made where there is none of that name."""
 
 
 # --- learning
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKernelTime:
+    """What one kernel took on a device."""
+
+    problem: str
+    work: Mapping[str, float]
+    """`hpm.device.work`"""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimesRequest:
+    """Keep what kernels took on a device, and make a model of them where there are enough more."""
+
+    kind: ClassVar[str] = "device times"
+    device: str
+    """Its name."""
+    arch: str
+    shape: Json
+    """`hpm.device.features.DeviceShape`"""
+    times: tuple[DeviceKernelTime, ...]
+    calibrated: bool = False
+    """Whether nothing else ran meanwhile; else they were tried beside calls."""
+    train: bool = False
+    """Make a model however few are new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +250,7 @@ class ProfileRequest:
 
 BODIES: tuple[type[Any], ...] = (
     ReadyRequest, TorchCapture, OnnxCapture, PresentCapture, PlanRequest, UnitRequest, RunsRequest, ProbesRequest, CountingRequest,
-    DevicePlanRequest, DeviceUnitRequest, KernelRequest, LearnedRequest, IdleRequest, ProfileRequest,
+    DevicePlanRequest, DeviceUnitRequest, DeviceTimesRequest, KernelRequest, LearnedRequest, IdleRequest, ProfileRequest,
 )  # fmt: skip
 _BY_KIND: Mapping[str, type[Any]] = {b.kind: b for b in BODIES}
 _AROUND = frozenset({"kind", "version", "profiles", "record", "cache"} | {f.name for f in fields(RequestSettings)})

@@ -27,7 +27,7 @@ from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import CachePlace, folder_at, where
 from hotfuse.profile.place import location
 
-VERSION = 5
+VERSION = 6
 """Of what requests say: a worker that speaks another one refuses."""
 PRECISIONS, OBJECTIVES = get_args(Precision), get_args(Objective)
 EVERY = "*"

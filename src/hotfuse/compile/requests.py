@@ -13,6 +13,7 @@ from hotfuse.compile.capturing import captured
 from hotfuse.compile.request_bodies import (
     CountingRequest,
     DevicePlanRequest,
+    DeviceTimesRequest,
     DeviceUnitRequest,
     IdleRequest,
     KernelRequest,
@@ -163,11 +164,17 @@ def _device_unit(request: DeviceUnitRequest, _blobs: list[bytes]) -> wire.Messag
     return units.unit(request)
 
 
+def _device_times(request: DeviceTimesRequest, _blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile.learn import device_times
+
+    return device_times.handle(request)
+
+
 _HANDLERS: Mapping[type[Any], Callable[[Any, list[bytes]], wire.Message]] = {
     ReadyRequest: _ready, TorchCapture: _torch, PresentCapture: _present, OnnxCapture: _onnx, ProbesRequest: _probes,
     RunsRequest: _runs, CountingRequest: _counting, PlanRequest: _plan, UnitRequest: _unit, KernelRequest: _kernel,
     LearnedRequest: _learned, IdleRequest: _idle, ProfileRequest: _profile, DevicePlanRequest: _device_plan,
-    DeviceUnitRequest: _device_unit,
+    DeviceUnitRequest: _device_unit, DeviceTimesRequest: _device_times,
 }  # fmt: skip
 
 

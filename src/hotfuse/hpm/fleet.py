@@ -57,7 +57,7 @@ class MachineRows:
 
 def machines(store: Store, *, without: int | None = None) -> list[MachineRows]:
     """All that a store has enough rows and measured peaks of; `without` leaves one out."""
-    known = [m for m in store.machines() if m.id != without][:MOST_MACHINES]
+    known = [m for m in store.machines() if m.id != without and not m.is_device][:MOST_MACHINES]
     asked = [(m, t, at) for m in known for t in sorted(store.measured_threads(m.id)) if (at := roofline_of(m, t)) is not None]
     found = [MachineRows(m.id, m.name, at, calibrate.samples(store, m.id, t, MOST_ROWS // len(asked))) for m, t, at in asked]
     return [f for f in found if len(f.rows) >= LEAST_ROWS]

@@ -38,6 +38,11 @@ class StoredMachine:
     peaks: Mapping[str, Any] | None
     seen_at: float
 
+    @property
+    def is_device(self) -> bool:
+        """Whether it is a device, which executes none of the code for processors."""
+        return "device" in self.identity
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,14 +33,23 @@ from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
+from hotfuse.cache.address import digest
 from hotfuse.compile.device.channels_last import channels_last, faster
+from hotfuse.compile.device.described import described
 from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import BEFORE_CALLS, DeviceTrial, Differ, tried
 from hotfuse.compile.device.tuning import LEAST_GAIN, LIBRARY, ROUNDS, Choice, alternatives, descended
 from hotfuse.compile.parts import GeneratedPlan
-from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest, RequestBody, request_of
+from hotfuse.compile.request_bodies import (
+    DeviceKernelTime,
+    DevicePlanRequest,
+    DeviceTimesRequest,
+    DeviceUnitRequest,
+    RequestBody,
+    request_of,
+)
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import FIRST_PLAN_GAIN
 from hotfuse.compile.workers import wire
@@ -69,10 +78,21 @@ TUNING_S = 4.0
 NORMS, FOLDED = "layer norms", "folded"
 """What is kept of them, where products took them in; else `STAYS`."""
 DONE_S = 0.05
+LEARNING_GAIN = 0.0
+"""What is expected of learning: everything else goes first."""
 SHARES = 5
 """Requests that the tilings of one group are divided into, for workers that would be idle."""
 
 Strides = Mapping[str, tuple[int, ...]]
+
+
+class _DeviceCandidate(NamedTuple):
+    """One of a group's kernels."""
+
+    kernel: GeneratedKernel
+    tiling: str
+    work: Mapping[str, float]
+    """`hpm.device.work`"""
 
 
 @dataclass(slots=True)
@@ -83,7 +103,7 @@ class _DeviceUnit:
     strides: dict[str, tuple[int, ...]]
     ops: str
     futures: list[Future[wire.Message]] = field(default_factory=list[Future[wire.Message]])
-    candidates: list[tuple[GeneratedKernel, str]] = field(default_factory=list[tuple[GeneratedKernel, str]])
+    candidates: list[_DeviceCandidate] = field(default_factory=list["_DeviceCandidate"])
     because: str = ""
     trial: DeviceTrial | None = None
     chosen: int = LIBRARY
@@ -96,12 +116,12 @@ class _DeviceUnit:
     @property
     def kernel(self) -> GeneratedKernel | None:
         """What serves instead of the library."""
-        return None if self.chosen == LIBRARY else self.candidates[self.chosen][0]
+        return None if self.chosen == LIBRARY else self.candidates[self.chosen].kernel
 
     def said(self, at: int) -> str:
         """What a candidate took alone."""
         assert self.trial is not None
-        return f"{self.trial.us[at]:.1f} us ({self.candidates[at][1]}), the library {self.trial.library_us:.1f} us"
+        return f"{self.trial.us[at]:.1f} us ({self.candidates[at].tiling}), the library {self.trial.library_us:.1f} us"
 
 
 @dataclass(slots=True)
@@ -215,11 +235,16 @@ class _Generation:
         self.target = registry.device_kernels().target(device)
         self.executor = Here() if settings.capture == "inline" else sized(settings).pool
         self.until = time.monotonic() + TRIALS_S
+        self.spent: dict[str, float] = {}
+        """Seconds by what they were spent on, for a reader."""
+        self.chosen_by: dict[str, bool] = {}
+        """Who said which tilings are worth compiling."""
         self.units: dict[str, _DeviceUnit] = {}
         self.given = graph
-        name = f"{torch.cuda.get_device_name(device)} {self.target.arch}"
-        self.kept = remembered_kernels(show(graph), name, settings, tf32=tf32_allowed())
-        header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph), folded)).result())
+        self.name = torch.cuda.get_device_name(device)
+        self.kept = remembered_kernels(show(graph), f"{self.name} {self.target.arch}", settings, tf32=tf32_allowed())
+        with self._phase("grouping"):
+            header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph), folded)).result())
         self.foldable = bool(header["foldable"]) and not folded
         self.graph = parse(str(header["graph"]))
         self.parts: list[_DevicePart] = []
@@ -227,10 +252,19 @@ class _Generation:
         for count, kind in header["groups"]:
             self.parts.append(_DevicePart(range(at, at + count), "" if kind == "library" else "?"))
             at += count
-        self.strides = self._observed()
+        with self._phase("looking how data lie"):
+            self.strides = self._observed()
 
-    def _ask(self, body: RequestBody) -> Future[wire.Message]:
-        task = Task(body.kind, request_of(body, self.settings).header(), timeout=self.settings.unit_timeout_s, gain=FIRST_PLAN_GAIN,
+    @contextmanager
+    def _phase(self, name: str) -> Generator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.spent.get(name, 0.0) + time.monotonic() - begin
+
+    def _ask(self, body: RequestBody, gain: float = FIRST_PLAN_GAIN) -> Future[wire.Message]:
+        task = Task(body.kind, request_of(body, self.settings).header(), timeout=self.settings.unit_timeout_s, gain=gain,
                     threads=1)  # calls keep one thread of the host busy, however many torch would use there
         answer: Future[wire.Message] = self.executor.submit(task)
         return answer
@@ -242,15 +276,27 @@ class _Generation:
 
     def compile_and_try(self) -> None:
         """All groups, in workers and on the device."""
-        for part in self.parts:
-            self._request(part)
-        while (waiting := [p for p in self.parts if p.key and self._pending(p)]) and time.monotonic() < self.until:
-            if self.stop():
-                raise CaptureError("nobody wants the kernels any more")
-            for part in waiting:
-                self._absorb(part)
-            time.sleep(DONE_S)
-        self._trials()
+        with self._phase("compiling"):
+            for part in self.parts:
+                self._request(part)
+            while (waiting := [p for p in self.parts if p.key and self._pending(p)]) and time.monotonic() < self.until:
+                if self.stop():
+                    raise CaptureError("nobody wants the kernels any more")
+                for part in waiting:
+                    self._absorb(part)
+                time.sleep(DONE_S)
+        with self._phase("trials"):
+            self._trials()
+        self._teach()
+
+    def _teach(self) -> None:
+        """What kernels took, for the model of this device (`compile.learn.device_times`): nobody waits for that."""
+        units = [(digest(k), u, u.trial) for k, u in self.units.items() if u.trial is not None and k not in self.before]
+        times = [DeviceKernelTime(problem, c.work, us * 1e-6) for problem, u, trial in units
+                 for c, us in zip(u.candidates, trial.us, strict=True) if us is not None]  # fmt: skip
+        if times and self.settings.record:
+            shape, arch = described(self.device, self.target, self.settings).to_dict(), f"{self.target.backend} {self.target.arch}"
+            self._ask(DeviceTimesRequest(self.name, arch, shape, tuple(times)), LEARNING_GAIN)
 
     def alone_us(self) -> float:
         """What the kernels of all groups took by themselves, where they were tried; infinite where a group that takes norms in
@@ -284,9 +330,10 @@ class _Generation:
             ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in normal.nodes))[:60]
             unit = self.units[part.key] = _DeviceUnit(normal, strides, ops)
             target = (self.target.backend, self.target.arch, self.target.warp)
-            unit.futures = [
-                self._ask(DeviceUnitRequest(text, strides, target, tf32_allowed(), (i, SHARES))) for i in range(SHARES)
-            ]
+            chosen = self.kept.tiling(part.key)
+            wanted, shares = (chosen, 1) if chosen not in ("", STAYS) else ("", SHARES)
+            asked = DeviceUnitRequest(text, strides, target, tf32_allowed(), (0, shares), self.name, wanted=wanted)
+            unit.futures = [self._ask(replace(asked, share=(i, shares))) for i in range(shares)]
         unit.uses += 1
 
     def _pending(self, part: _DevicePart) -> bool:
@@ -303,6 +350,7 @@ class _Generation:
                 try:
                     header, codes = wire.checked(future.result())
                     unit.because = unit.because or str(header["because"])
+                    self.chosen_by[str(header["by"])] = True
                     unit.candidates += [self._candidate(unit, k, code) for k, code in zip(header["kernels"], codes, strict=True)]
                 except HotfuseError as e:
                     unit.because = unit.because or e.because or e.what
@@ -322,12 +370,13 @@ class _Generation:
         if tiling == STAYS:
             unit.known = unit.tried = True
             unit.because = "the library's kernels were faster in an earlier process"
-        elif found := [c for c in unit.candidates if c[1] == tiling]:
+        elif found := [c for c in unit.candidates if c.tiling == tiling]:
             unit.known, unit.candidates = True, found
 
-    def _candidate(self, unit: _DeviceUnit, data: dict[str, Any], code: bytes) -> tuple[GeneratedKernel, str]:
+    def _candidate(self, unit: _DeviceUnit, data: dict[str, Any], code: bytes) -> _DeviceCandidate:
         function = _LoadedLater(device_kernel(code, data["built"]), self.device)
-        return generated(unit.graph, from_json(data["lowered"]), unit.strides, function, self.device), str(data["tiling"])
+        kernel = generated(unit.graph, from_json(data["lowered"]), unit.strides, function, self.device)
+        return _DeviceCandidate(kernel, str(data["tiling"]), data["work"])
 
     # -- on the device
 
@@ -389,7 +438,7 @@ class _Generation:
         try:
             found: DeviceTrial = tried(
                 [lambda run=run: wanted(run(*inputs)) for run in libraries],
-                [[lambda k=k, given=given: wanted(k(*given)) for given in every] for k, _ in unit.candidates],
+                [[lambda k=k, given=given: wanted(k(*given)) for given in every] for k, *_ in unit.candidates],
                 lambda got, want: self.differ(moments(got), moments(want)), self.device,
             )  # fmt: skip
         except (HotfuseError, RuntimeError) as e:
@@ -417,7 +466,7 @@ class _Generation:
 
     def chosen(self) -> dict[str, str]:
         """By group, the kernel that serves."""
-        return {k: STAYS if u.kernel is None else u.candidates[u.chosen][1] for k, u in self.units.items() if u.tried}
+        return {k: STAYS if u.kernel is None else u.candidates[u.chosen].tiling for k, u in self.units.items() if u.tried}
 
     def keep(self, more: Mapping[str, str]) -> None:
         """What was chosen, and more, for the next process."""
@@ -485,11 +534,15 @@ class _Generation:
         units = self.units.values()
         if all(u.kernel is None for u in units):
             raise InternalError("no generated kernel beat the library's on the device", because="; ".join(self._stays())[:500])
-        tuned = self._tune()
+        with self._phase("tuning"):
+            tuned = self._tune()
         run, source, kernels, calls, library = self._outlined()
+        tried = sum(len(u.candidates) for u in units)
+        took = ", ".join(f"{k} {v:.1f}" for k, v in self.spent.items())
+        spent = f"{tried} kernels of {len(self.units)} groups, chosen by {' and '.join(self.chosen_by)}; seconds: {took}"
         notes = [f"{u.uses} x {u.ops}: {u.said(u.chosen)}" for u in units if u.kernel is not None]
         head = f"{calls} calls of {len(kernels)} generated kernels on {self.device}, {library} library calls"
-        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), (head, tuned, *notes, *self._stays()))
+        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), (head, tuned, spent, *notes, *self._stays()))
 
     def _stays(self) -> list[str]:
         """Groups that stay with the library, and why."""

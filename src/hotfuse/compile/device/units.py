@@ -24,11 +24,13 @@ from hotfuse.cache.address import Address, digest, versions
 from hotfuse.compile import request_context
 from hotfuse.compile.device.folding import FOLDED, folded
 from hotfuse.compile.kept import WAIT_S, answered
+from hotfuse.compile.learn.device_times import likeliest, program_shape
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.compile.unit.grouping import ORDER, GroupedGraph
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.reads import reads_places
+from hotfuse.hpm.device.work import work_of
 from hotfuse.ir.graph import Graph, Kind, Node, makers, output_values, readers
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType, TensorType
@@ -45,6 +47,9 @@ from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.tile.verify import verify as verify_kernel
 
 _COPIES = frozenset({"aten.contiguous", "aten.clone"})
+BY_WINNER, BY_CALIBRATION = "an earlier process", "calibration"
+BY_MODEL, BY_COUNT = "the device's performance model", "a count of what each program has to do"
+"""Who chose what is compiled."""
 Message = tuple[dict[str, Any], list[bytes]]
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -134,27 +139,43 @@ def unit(request: DeviceUnitRequest) -> Message:
     """The request of kind `device unit`: a group in its normal form, the strides of its sources, what to compile for, and which of
     its tilings: every `of`-th from the `first` on, so that several workers make the kernels of one group."""
     text, target, strides = request.graph, GpuTarget(*request.target), request.strides
+    graph = parse(text)
+    try:
+        tilings, by = _chosen(graph, request, target)
+    except HotfuseError as e:
+        return {"ok": True, "kernels": [], "because": e.because or e.what, "by": BY_COUNT}, []
     basis = {
         **versions(), "toolchain": registry.device_kernels().toolchain(), "machine": f"{target.backend} {target.arch}",
-        "options": repr((request.tf32, sorted(strides.items()), list(request.share))),
+        "options": repr((request.tf32, sorted(strides.items()), [str(t) for t in tilings])),
     }  # fmt: skip
-    first, of = request.share
     address = Address("device unit", digest(text), basis)
 
     def make() -> Message:
-        return _unit(parse(text), strides, target, slice(first, None, of), tf32=request.tf32)
+        return _unit(graph, strides, target, tilings, tf32=request.tf32)
 
-    return answered(request_context.folder(), address, make, WAIT_S)[0]
+    header, codes = answered(request_context.folder(), address, make, WAIT_S)[0]
+    return {**header, "by": by}, codes
 
 
-def _unit(graph: Graph, strides: Strides, target: GpuTarget, share: slice, *, tf32: bool) -> Message:
+def _chosen(graph: Graph, request: DeviceUnitRequest, target: GpuTarget) -> tuple[Sequence[GpuTiling], str]:
+    """This request's part of the tilings that are worth a trial, and who says so: the one that is wanted, those that the device's
+    model ranks first, or those that a count of what each program has to do does."""
+    first, of = request.share
+    every = gpu_tilings(graph, bulk=target.bulk, every=True) if request.every or request.device or request.wanted else ()
+    if request.wanted and (found := [t for t in every if str(t) == request.wanted]):
+        return found[first::of], BY_WINNER
+    if request.every:
+        return every[first::of], BY_CALIBRATION
+    likely = likeliest(graph, every, request.strides, request.device) if request.device else None
+    if likely is not None:
+        return likely[first::of], BY_MODEL
+    return gpu_tilings(graph, bulk=target.bulk)[first::of], BY_COUNT
+
+
+def _unit(graph: Graph, strides: Strides, target: GpuTarget, tilings: Sequence[GpuTiling], *, tf32: bool) -> Message:
     kernels: list[dict[str, Any]] = []
     codes: list[bytes] = []
     because = ""
-    try:
-        tilings = gpu_tilings(graph, bulk=target.bulk)[share]
-    except HotfuseError as e:
-        return {"ok": True, "kernels": [], "because": e.because or e.what}, []
     for tiling in tilings:
         try:
             lowered, built = compiled(graph, tiling, strides, target, tf32=tf32)
@@ -162,7 +183,8 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, share: slice, *, tf
             because = because or e.because or e.what
             continue
         about = {k: v for k, v in asdict(built).items() if k not in ("code", "texts")}
-        kernels.append({"lowered": to_json(lowered), "built": about, "tiling": str(tiling)})
+        work = work_of(lowered.kernel, program_shape(tiling))
+        kernels.append({"lowered": to_json(lowered), "built": about, "tiling": str(tiling), "work": work})
         codes.append(built.code)
     return {"ok": True, "kernels": kernels, "because": because}, codes
 

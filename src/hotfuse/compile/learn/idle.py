@@ -106,7 +106,7 @@ def _trained(kept: Notes, work: _Work, *, last: bool) -> PerformanceModel | None
     at, facts = dates[max(dates)] if dates else (0.0, {})
     new = len(kept.store.measurements(machine=kept.host.machine, source=("calibrate", *SERVING), since=at))
     have = int(facts.get("samples", 0))
-    alone = len(kept.store.machines()) < 2
+    alone = sum(not m.is_device for m in kept.store.machines()) < 2
     first = (model.LEAST_SAMPLES if last else FIRST) if alone else FIRST_SUPPORTED
     if new < max(first if not have else model.LEAST_SAMPLES, TRAIN_AFTER * have, (1 + TRAIN_AFTER) * work.in_vain):
         return None

@@ -39,16 +39,17 @@ def lower_gpu(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, 
         return lower_rows(found, tiling, given, name)
 
 
-def gpu_tilings(graph: Graph, *, bulk: bool = False) -> Sequence[GpuTiling]:
-    """Tilings that are worth a trial, the likeliest first; `bulk`: the device has a copy engine for blocks of matrices."""
+def gpu_tilings(graph: Graph, *, bulk: bool = False, every: bool = False) -> Sequence[GpuTiling]:
+    """Tilings that are worth a trial, the likeliest first; `bulk`: the device has a copy engine for blocks of matrices. `every`:
+    all that there are, in any order, where a performance model chooses."""
     found = recognized(placeless(graph))
     if any(packet(n.op) == BOUNDED for n in found.nodes):
         return packed_attention_tilings(found)
     if _is_attention(found):
-        return attention_tilings(found)
+        return attention_tilings(found, every=every)
     if any(is_product(n) for n in found.nodes):
-        return gemm_tilings(found, bulk=bulk)
-    return row_tilings(found)
+        return gemm_tilings(found, bulk=bulk, every=every)
+    return row_tilings(found, every=every)
 
 
 def placeless(graph: Graph) -> Graph:

@@ -56,12 +56,12 @@ class AttentionSizes:
     value_width: int
 
 
-def attention_tilings(graph: Graph) -> Sequence[GpuTiling]:
-    """Blocks of queries by blocks of keys."""
+def attention_tilings(graph: Graph, *, every: bool = False) -> Sequence[GpuTiling]:
+    """Blocks of queries by blocks of keys; `every`: those for few and for many programs, for a model to choose from."""
     sizes = _sizes(attention_node(graph))
     most_q, most_k = (max(_LEAST, power_of_2(n)) for n in (sizes.queries, sizes.keys))
     small = sizes.batch * sizes.heads * -(-sizes.queries // 64) < 132
-    order = SMALL if small else LARGE
+    order = (*SMALL, *LARGE) if every else SMALL if small else LARGE
     found = [GpuTiling(min(q, most_q), sizes.value_width, min(k, most_k), warps, stages) for q, k, warps, stages in order]
     return tuple(dict.fromkeys(found))
 

@@ -119,9 +119,9 @@ def _lowered(given: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, .
     return memory.finish(builder.finish())
 
 
-def gemm_tilings(graph: Graph, *, bulk: bool = False) -> Sequence[GpuTiling]:
+def gemm_tilings(graph: Graph, *, bulk: bool = False, every: bool = False) -> Sequence[GpuTiling]:
     """Those that fill the device with the least waste, by a count of what each program has to do; `bulk`: half of them with copies
-    by the device's copy engine."""
+    by the device's copy engine. `every`: all that there are, for a model to choose from."""
     graph = flattened(graph) or graph
     found = [between(n) for n in graph.nodes if is_product(n)]
     (*batch, m, n), k = numbers(*shape_of(found[0].out)), numbers(shape_of(found[0].a)[-1])[0]
@@ -145,7 +145,7 @@ def gemm_tilings(graph: Graph, *, bulk: bool = False) -> Sequence[GpuTiling]:
     fitting = [replace(t, depth=max(_LEAST, min(t.depth, power_of_2(k)))) for t in fitting] or [GpuTiling(16, 16, 32, 4, 2)]
     plain = list(dict.fromkeys(sorted(fitting, key=cost)))
     if not bulk or wide:
-        return tuple(plain[:MOST_TRIED])
+        return tuple(plain if every else plain[:MOST_TRIED])
     by_engine = [replace(t, bulk=True) for t in BULK if t.rows <= power_of_2(m) and t.columns <= power_of_2(n) and t.depth <= k]
     by_engine.sort(key=cost)
     shared = [replace(t, bulk=True) for t in SPLIT if many * -(-m // t.rows) * -(-n // t.columns) <= PROCESSORS * 3 // 4
@@ -154,6 +154,8 @@ def gemm_tilings(graph: Graph, *, bulk: bool = False) -> Sequence[GpuTiling]:
                if alone and many * -(-m // t.rows) * -(-n // t.columns) > t.programs and k >= t.depth]  # fmt: skip
     if any(t.programs for t in shared) and len(found) > 1:  # programs that take turns have all of the shared memory for one nest
         by_engine = [t for t in by_engine if t.rows * t.columns < LARGE_TILE]
+    if every:
+        return tuple(dict.fromkeys((*by_engine, *shared, *plain)))
     return tuple((*by_engine[:MOST_BULK], *shared, *plain[: MOST_TRIED - min(MOST_BULK, len(by_engine))]))
 
 

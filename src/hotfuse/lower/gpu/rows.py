@@ -69,10 +69,12 @@ def lower_rows(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int,
     return memory.finish(builder.finish())
 
 
-def row_tilings(graph: Graph) -> Sequence[GpuTiling]:
-    """Few rows a program where rows are long; few or many warps."""
+def row_tilings(graph: Graph, *, every: bool = False) -> Sequence[GpuTiling]:
+    """Few rows a program where rows are long; few or many warps. `every`: all that there are, for a model to choose from."""
     found = _shaped(primitive.expanded(graph, convolutions=True))
     (*_, rows), columns = _extents(found)
+    if every:
+        return _every_row_tiling(rows, columns, whole=bool(found.reductions))
     if found.reductions:
         width = power_of_2(columns)
         warps = max(1, min(16, width // 256))
@@ -88,6 +90,18 @@ def row_tilings(graph: Graph) -> Sequence[GpuTiling]:
     width = min(widths, key=lambda w: (-(-columns // w) * w, -w))
     choices = [GpuTiling(max(1, min(power_of_2(rows), n // width)), width, warps=4) for n in (1024, 2048, 512)]
     return tuple(dict.fromkeys(choices))
+
+
+def _every_row_tiling(rows: int, columns: int, *, whole: bool) -> Sequence[GpuTiling]:
+    """By elements of a tile and warps; `whole`: a program holds whole rows."""
+    full = power_of_2(columns)
+    widths = [full] if whole else [w for w in (256, 1024) if w <= full] or [full]
+    shapes = [
+        GpuTiling(max(1, min(power_of_2(rows), n // width)), width, warps=warps)
+        for width in widths for n in (width, 1024, 2048, 4096) for warps in ((1, 2, 4, 8, 16) if whole else (2, 4, 8))
+    ]  # fmt: skip
+    fitting = [t for t in shapes if 64 <= t.rows * t.columns // t.warps <= 2048] or shapes[:1]
+    return tuple(dict.fromkeys(fitting))
 
 
 def _extents(found: _Shape) -> tuple[tuple[int, ...], int]:

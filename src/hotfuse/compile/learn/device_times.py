@@ -1,0 +1,104 @@
+"""The performance model of a device, in workers: what kernels took there is kept in the profile store, models are made of it, and
+say which tilings of a group are worth compiling.
+
+    device times   rows into the store; a model where there are enough more (`hpm.device.model`)
+    likeliest      tilings of a group by what the model says of their lowered kernels, which takes a millisecond each
+
+A worker has no device: the serving process measures (`compile.device.trial`, `compile.device.calibration`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.learn.learned import FRESH_S, notes
+from hotfuse.compile.request_bodies import DeviceTimesRequest
+from hotfuse.compile.workers import wire
+from hotfuse.hpm.device import model
+from hotfuse.hpm.device.features import shape_from
+from hotfuse.hpm.device.model import DeviceModel, TimedWork, device_fingerprint
+from hotfuse.hpm.device.work import ProgramShape, work_of
+from hotfuse.ir.graph import Graph
+from hotfuse.lower.gpu import GpuTiling, lower_gpu
+from hotfuse.profile.store import Store
+
+FEW = 4
+"""Tilings of a group that are compiled where a model chooses."""
+MOST_DEVICES = 8
+"""Whose models a worker keeps at hand."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """A model as it was read from a store."""
+
+    model: DeviceModel | None
+    at: float
+
+
+_read: dict[tuple[str, str], _Read] = {}
+
+
+def handle(request: DeviceTimesRequest) -> wire.Message:
+    """Keep and learn; answers how many rows there are, and what a new model is worth."""
+    kept = notes()
+    if kept is None or not kept.place.record:
+        return {"ok": True, "rows": 0, "because": "there is no store to write to"}, []
+    shape = shape_from(request.shape)
+    machine = kept.store.machine(device_fingerprint(request.device, request.arch), shape.to_dict())
+    rows = [TimedWork(t.problem, t.work, t.seconds) for t in request.times]
+    model.record(kept.store, machine, rows, "calibrate" if request.calibrated else "race")
+    known = model.recorded(kept.store, machine)
+    answer = {"ok": True, "rows": len(known), "version": None}
+    if (request.train and len(known) >= model.LEAST_ROWS) or model.due(kept.store, machine, len(known)):
+        made = model.fit(known, shape)
+        answer |= {"version": model.save(kept.store, made, machine), "held_out": made.facts["held_out"], "chooses": made.chooses}
+        _read.clear()
+    return answer, []
+
+
+def likeliest(
+    graph: Graph, tilings: Sequence[GpuTiling], strides: Mapping[str, tuple[int, ...]], device: str
+) -> list[GpuTiling] | None:
+    """The few tilings that are predicted to be the fastest on a device; None where no model can tell."""
+    found = device_model(device)
+    if found is None or not found.chooses:
+        return None
+    lowered: list[tuple[GpuTiling, dict[str, float]]] = []
+    for tiling in tilings:
+        try:
+            kernel = lower_gpu(graph, tiling, strides).kernel
+            lowered.append((tiling, work_of(kernel, program_shape(tiling))))
+        except (HotfuseError, KeyError):  # sizes that only a call tells, or loops that this tiling does not fit
+            continue
+    if not lowered:
+        return None
+    seconds = found.seconds([work for _, work in lowered])
+    return [tiling for _, (tiling, _) in sorted(zip(seconds, lowered, strict=True), key=lambda each: float(each[0]))[:FEW]]
+
+
+def program_shape(tiling: GpuTiling) -> ProgramShape:
+    """How programs of a tiling run, as the model reads it."""
+    return ProgramShape(tiling.warps, tiling.stages, tiling.bulk, tiling.split, tiling.programs)
+
+
+def device_model(device: str) -> DeviceModel | None:
+    """The newest model of a device in the store of the request in hand; looked for again after a while."""
+    kept = notes()
+    if kept is None or not device:
+        return None
+    key, now = (kept.place.path, device), time.monotonic()
+    known = _read.get(key)
+    if known is None or now - known.at > FRESH_S:
+        if len(_read) >= MOST_DEVICES:
+            _read.clear()
+        known = _read[key] = _Read(_newest(kept.store, device), now)
+    return known.model
+
+
+def _newest(store: Store, device: str) -> DeviceModel | None:
+    machine = next((m.id for m in store.machines() if m.identity.get("device") == device), None)
+    return None if machine is None else model.load(store, machine)
