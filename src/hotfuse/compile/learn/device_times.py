@@ -19,7 +19,7 @@ from hotfuse.compile.request_bodies import DeviceTimesRequest
 from hotfuse.compile.workers import wire
 from hotfuse.hpm.device import model
 from hotfuse.hpm.device.features import shape_from
-from hotfuse.hpm.device.model import DeviceModel, TimedWork, device_fingerprint
+from hotfuse.hpm.device.model import DeviceKernelModel, TimedWork, device_fingerprint
 from hotfuse.hpm.device.work import ProgramShape, work_of
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.gpu import GpuTiling, lower_gpu
@@ -35,7 +35,7 @@ MOST_DEVICES = 8
 class _Read:
     """A model as it was read from a store."""
 
-    model: DeviceModel | None
+    model: DeviceKernelModel | None
     at: float
 
 
@@ -85,7 +85,7 @@ def program_shape(tiling: GpuTiling) -> ProgramShape:
     return ProgramShape(tiling.warps, tiling.stages, tiling.bulk, tiling.split, tiling.programs)
 
 
-def device_model(device: str) -> DeviceModel | None:
+def device_model(device: str) -> DeviceKernelModel | None:
     """The newest model of a device in the store of the request in hand; looked for again after a while."""
     kept = notes()
     if kept is None or not device:
@@ -99,6 +99,6 @@ def device_model(device: str) -> DeviceModel | None:
     return known.model
 
 
-def _newest(store: Store, device: str) -> DeviceModel | None:
+def _newest(store: Store, device: str) -> DeviceKernelModel | None:
     machine = next((m.id for m in store.machines() if m.identity.get("device") == device), None)
     return None if machine is None else model.load(store, machine)

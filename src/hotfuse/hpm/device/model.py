@@ -51,7 +51,7 @@ class TimedWork:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceModel:
+class DeviceKernelModel:
     """A trained forest, and the device it is about."""
 
     forest: Forest
@@ -70,13 +70,13 @@ class DeviceModel:
         return float(self.facts.get("held_out", {}).get("regret", 1.0)) <= MOST_REGRET
 
 
-def fit(rows: Sequence[TimedWork], shape: DeviceShape) -> DeviceModel:
+def fit(rows: Sequence[TimedWork], shape: DeviceShape) -> DeviceKernelModel:
     """A model of all rows, judged by models of parts of them."""
     x, guess = features(table_of([r.work for r in rows]), shape)
     took = np.array([r.seconds for r in rows])
     off = np.log(took / guess)
     held = _judged(rows, x, guess, took, off)
-    return DeviceModel(trees.grow(x, off), shape, {"samples": len(rows), "held_out": held, "shape": shape.to_dict()})
+    return DeviceKernelModel(trees.grow(x, off), shape, {"samples": len(rows), "held_out": held, "shape": shape.to_dict()})
 
 
 def _judged(
@@ -137,12 +137,12 @@ def recorded(store: Store, machine: int) -> list[TimedWork]:
     return [seen[k] for k in sorted(seen)]
 
 
-def save(store: Store, made: DeviceModel, machine: int) -> int:
+def save(store: Store, made: DeviceKernelModel, machine: int) -> int:
     """Keep a model; its version."""
     return store.save_model(NAME, made.forest.arrays(), made.facts, machine)
 
 
-def load(store: Store, machine: int) -> DeviceModel | None:
+def load(store: Store, machine: int) -> DeviceKernelModel | None:
     """The newest of a device; None where there is none that this program can read."""
     found = store.load_model(NAME, None, machine)
     if found is None:
@@ -150,7 +150,7 @@ def load(store: Store, machine: int) -> DeviceModel | None:
     try:
         shape = shape_from(found.facts["shape"])
         columns = features(table_of([dict.fromkeys(NAMES, 1.0)]), shape)[0].shape[1]
-        return DeviceModel(trees.from_arrays(found.arrays, columns), shape, dict(found.facts), found.version)
+        return DeviceKernelModel(trees.from_arrays(found.arrays, columns), shape, dict(found.facts), found.version)
     except (KeyError, ValueError) as e:
         store.notes.append(f"the model of a device was left aside: {e}")
         return None

@@ -82,7 +82,7 @@ def work_of(kernel: Kernel, shape: ProgramShape) -> dict[str, float]:
             trips *= _rounds(inner[0], {})
             inner = inner[0].body
         counts = _Counts()
-        _Counting(kernel, counts).block(inner, {}, 1.0, inside=False)
+        _ProgramCounting(kernel, counts).block(inner, {}, 1.0, inside=False)
         grids.append((trips, counts))
     programs = sum(n for n, _ in grids)
     share = {name: sum(n * getattr(c, name) for n, c in grids) / max(programs, 1.0) for name in _MEAN}
@@ -105,7 +105,7 @@ _MOST = ("looped", "rounds", "sums", "operands", "tile", "rows", "columns", "dep
 _LEAST = ("aligned",)
 
 
-class _Counting:
+class _ProgramCounting:
     """One program while it is counted."""
 
     def __init__(self, kernel: Kernel, into: _Counts) -> None:
