@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.recording import conv_product, runs
+from hotfuse.frontends.onnx.recording import conv_product, runs, size_folding
 from hotfuse.frontends.onnx.recording.conv_product import as_product
 from hotfuse.ops.folded_conv import FoldedConv, Window, affine
 
@@ -88,6 +88,21 @@ def test_arithmetic_of_sizes_is_gone_from_recorded_calls() -> None:
     assert len(module.program.ready().calls) == module.program.prepared_steps == len(HALVES)
     said = "sizes that come again have calls of their own in it: 3 recordings, 3 calls at most instead of 8"
     assert module.notes == (said,)
+    assert 0 < module.prepared_bytes <= 3 * size_folding.MAX_FIXED_BYTES
+
+
+def test_large_values_that_follow_from_sizes_are_computed_in_every_call() -> None:
+    """Memory of recordings is bounded; sizes of such a value are known all the same."""
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Mul", ["s", "many"], ["long"]), node("ConstantOfShape", ["long"], ["zeros"]),
+        node("Shape", ["zeros"], ["t"]), node("Reshape", ["zeros", "t"], ["r"]), node("Add", ["x", "t32"], ["u"]),
+        node("Sub", ["u", "r"], ["y"]),
+    ]  # fmt: skip
+    nodes.insert(4, node("Cast", ["t"], ["t32"], to=F32))
+    data = model(nodes, {"x": (F32, ["n"])}, {"y": F32}, {"many": np.array([1 << 15])})
+    module = same(data, (rows(1),))
+    assert recorded(module) == [["ConstantOfShape", "Add", "Sub"]]
+    assert module.prepared_bytes < size_folding.MAX_FIXED_BYTES
 
 
 def test_a_size_of_zero() -> None:

@@ -136,8 +136,9 @@ class Program:
 
     @property
     def prepared_bytes(self) -> int:
-        """Memory of what was computed of constants, here and in nested programs."""
-        return 0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested)
+        """Memory of what was computed of constants and sizes, here and in nested programs."""
+        recorded = 0 if self._runs is None else self._runs.bytes
+        return recorded + (0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested))
 
     @property
     def prepared(self) -> bool:

@@ -31,6 +31,8 @@ class ProgramRecording:
     in_slots: tuple[int, ...]
     calls: tuple[Call, ...]
     out_slots: tuple[int, ...]
+    bytes: int = 0
+    """Memory of what follows from sizes."""
 
     def __call__(self, args: Sequence[Value]) -> tuple[Value, ...]:
         """The same as the program's own run."""
@@ -92,6 +94,11 @@ class ProgramRecordings:
         """Calls of a kind run as the program stands."""
         self.runs.pop(kind, None)
         self.refused[kind] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+    @property
+    def bytes(self) -> int:
+        """Memory that recordings hold."""
+        return sum(r.bytes for r in list(self.runs.values()))
 
     @property
     def steps(self) -> int:

@@ -179,6 +179,6 @@ class _Recorder:
             calls.append((call, ins, made, last, of))
         read = {i for _, ins, _, _ in self.calls for i in ins} | set(outs)
         template = [v if i in read else None for i, v in enumerate(self.template)]
-        return ProgramRecording(template, tuple(where), tuple(reversed(calls)), tuple(outs))
+        return ProgramRecording(template, tuple(where), tuple(reversed(calls)), tuple(outs), self.bytes)
 
 
