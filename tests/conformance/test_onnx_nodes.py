@@ -38,6 +38,12 @@ def test_every_node_case_at_once(shard: int) -> None:
 
 
 @EACH
+@pytest.mark.parametrize("run", [suite.recorded, suite.recorded_with_constants])
+def test_every_node_case_by_the_calls_that_were_recorded(shard: int, run: suite.Runner) -> None:
+    _judge(shard, run)
+
+
+@EACH
 @pytest.mark.budget_s(20)
 @pytest.mark.timeout(600)
 def test_every_node_case_through_the_traced_graph(shard: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -100,6 +101,33 @@ def test_calls_that_show_more_sizes_meanwhile_keep_a_graph_that_takes_them(tmp_p
         DURING["now"] = call_with_other_sizes
         assert _served(fast, net)[:1] == [WON]
         assert "not_recalled" not in fast.stats()["events"], fast.explain(full=True)
+
+
+def test_a_graph_for_one_size_serves_it_where_others_are_called_too(taught: Settings, tmp_path: Path) -> None:
+    """The calls of the process that kept it had one size; here they vary from the first on, and the rest is captured beside."""
+    shutil.copytree(str(taught.cache_dir), tmp_path / "home")
+    net = _net()
+    with hotfuse.jit(net, settings=taught.with_(cache_dir=tmp_path / "home")) as fast:
+
+        def call_with_other_sizes() -> None:
+            DURING.clear()
+            for rows in (17, 19, 21):
+                fast(torch.randn(rows, 64))
+
+        DURING["now"] = call_with_other_sizes
+        assert _served(fast, net)[:1] == [WON]
+        assert "not_recalled" not in fast.stats()["events"], fast.explain(full=True)
+        before, until = fast.stats()["calls_per_tier"]["module"], time.monotonic() + 60
+        with torch.no_grad():
+            for rows in (17, 16, 18, 19, 16):
+                x = torch.randn(rows, 64)
+                assert float((fast(x) - net(x)).abs().max()) < 1e-4
+            assert fast.stats()["calls_per_tier"]["module"] > before  # it takes no other sizes
+            captured = [d["why"] for d in fast.explain(full=True).to_dict()["decisions"] if d["action"] == "capture"]
+            while time.monotonic() < until and len(captured) < 2:
+                fast(torch.randn(18, 64))
+                captured = [d["why"] for d in fast.explain(full=True).to_dict()["decisions"] if d["action"] == "capture"]
+        assert len(captured) >= 2, fast.explain(full=True)
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["a write that torch shows", "a write behind torch's back"])

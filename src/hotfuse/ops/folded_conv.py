@@ -104,7 +104,7 @@ Step = tuple[Any, tuple[Any, ...], dict[str, Any]]
 class FoldedConv:
     """`after(activation(before(conv(x))))` in one call; what it is not made for goes to `plain`."""
 
-    __slots__ = ("_calls", "_made", "bytes", "dims", "plain", "steps")
+    __slots__ = ("_calls", "_made", "bytes", "dims", "plain", "steps", "window")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, window: Window, before: Affine, activation: Activation, after: Affine,
@@ -117,6 +117,8 @@ class FoldedConv:
         image = weight.unsqueeze(2) if self.dims == 3 else weight
         self._made = made_of(given, ("folded convolution", numbers), lambda: _folded(image, bias, before))
         new, shift = self._made.value
+        self.window = window
+        """Of images: a signal is one of one row."""
         conv = (new, shift, window.stride, window.pads, window.dilation, window.groups)
         into, out_of = _as_image(window.groups) if self.dims == 3 else ((), ())
         self.steps: tuple[Step, ...] = (
@@ -129,6 +131,30 @@ class FoldedConv:
         theirs = [t.untyped_storage().data_ptr() for t in given]
         kept = [t for t in (new, shift) if t is not None and t.untyped_storage().data_ptr() not in theirs]
         self.bytes = sum(t.untyped_storage().nbytes() for t in kept)
+
+    @property
+    def weight(self) -> Tensor:
+        """With what was folded into it, as of an image."""
+        return self._made.value[0]
+
+    @property
+    def shift(self) -> Tensor | None:
+        """The bias with what was folded into it."""
+        return self._made.value[1]
+
+    def with_kernel(self, kernel: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """The same call with another function of the image in place of the library's convolution."""
+        at = next(k for k, step in enumerate(self.steps) if step[0] is torch.ops.aten.conv2d.default)
+        calls = [*self._calls[:at], kernel, *self._calls[at + 1 :]]
+
+        def run(x: Tensor) -> Tensor:
+            if x.requires_grad or torch.is_autocast_enabled("cpu"):
+                return self.plain(x)
+            for call in calls:
+                x = call(x)
+            return x
+
+        return run
 
     def __call__(self, x: Tensor) -> Tensor:
         """The result; where images lie with channels innermost, so does it."""

@@ -114,6 +114,9 @@ class GraphAdmission:
             with self._plans.lock:
                 generation, call = self._plans.generation, self._call_of(group, inputs, grad_mode=grad_mode)[0]
             done = model.recall(site.spec, call)
+            if done is None and call.open_dims:  # no graph leaves open what varies; one for these very sizes serves them meanwhile
+                call = _own_sizes(inputs, grad_mode=grad_mode)
+                done = model.recall(site.spec, call)
             if done is None:
                 return []
             graph, versions = done.captured.graph, versions_of(done.weights)
@@ -138,9 +141,10 @@ class GraphAdmission:
         """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision.
 
         Which sizes vary is asked when the worker is ready: calls that came meanwhile have shown it, and one capture does
-        where the first call alone would have led to one for its very sizes and then to another.
+        where the first call alone would have led to one for its very sizes and then to another. A graph that an earlier process
+        kept for fewer sizes costs no capture: it serves those, and the next call of others is captured with what varies.
         """
-        call = CallSpec(tuple(specs_of(sample.inputs, [set() for _ in sample.inputs])), grad_mode)
+        own = call = _own_sizes(sample.inputs, grad_mode=grad_mode)
         try:
             if recalled is None:
                 self._model.prepare()
@@ -152,6 +156,8 @@ class GraphAdmission:
                 call, varied = self._call_of(group, sample.inputs, grad_mode=grad_mode)
                 further, group.paths = group.paths, ()
                 call = replace(call, paths=_paths(further, sample.path))
+                if recalled is not None and recalled.is_narrower(call, own, self._plans.generation):
+                    call, varied = recalled.calls, [set(t.dynamic) for t in recalled.calls.inputs]
                 self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
                                  dynamic=str([sorted(v) for v in varied]))
             if recalled is not None and not recalled.holds(call, self._plans.generation):
@@ -317,6 +323,11 @@ class GraphAdmission:
         with self._plans.lock:
             if not any(site.entries for site in self._plans.sites.values()):
                 self._plans.watch_with(watch)
+
+
+def _own_sizes(inputs: Sequence[torch.Tensor], *, grad_mode: bool) -> CallSpec:
+    """A call with its very sizes, whatever others have."""
+    return CallSpec(tuple(specs_of(inputs, [set() for _ in inputs])), grad_mode)
 
 
 def _paths(others: tuple[Path, ...], taken: Path | None) -> tuple[Path, ...] | None:

@@ -72,3 +72,7 @@ class RecalledStart:
     def holds(self, call: CallSpec, generation: int) -> bool:
         """Whether it is what a call needs now, of a model that has not changed since."""
         return self.calls.takes(call) and generation == self.generation and self.done.watch.same_now()
+
+    def is_narrower(self, call: CallSpec, own: CallSpec, generation: int) -> bool:
+        """Whether it is for the sizes of a call itself, though not for all that vary by now."""
+        return call.paths is None and not self.holds(call, generation) and self.holds(own, generation)

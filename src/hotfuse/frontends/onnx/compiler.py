@@ -14,6 +14,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import constant_folding, control, fallback, limits
 from hotfuse.frontends.onnx.model import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxNode
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, NodeCtx, Program, ProgramStep
+from hotfuse.frontends.onnx.recording import size_folding
 from hotfuse.frontends.onnx.registry import OpFn, Prepare, find
 from hotfuse.frontends.onnx.values import Value
 
@@ -112,8 +113,8 @@ class Compiler:
             self.weights[key] = value
             keys[slot] = key
         slots = (*in_slots, *scope.captures.values())
-        captures, ready = tuple(scope.captures), constant_folding.ready
-        return Program(name, tuple(steps), template, slots, outs, captures, keys, ready, graph, self.pack)
+        captures, ready, record = tuple(scope.captures), constant_folding.ready, size_folding.record
+        return Program(name, tuple(steps), template, slots, outs, captures, keys, ready, record, graph, self.pack)
 
     def _steps(
         self,

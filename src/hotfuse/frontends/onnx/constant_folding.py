@@ -22,7 +22,8 @@ from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model import OnnxNode
-from hotfuse.frontends.onnx.program import ABSENT, UNUSED, Call, Program, ProgramStep, Ready
+from hotfuse.frontends.onnx.program import ABSENT, UNUSED, CallSource, Program, ProgramStep, Ready
+from hotfuse.frontends.onnx.recording.runs import Call
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.folded_conv import FoldedConv
@@ -56,12 +57,14 @@ class _Made:
     bytes: int = 0
     nested: tuple[Program, ...] = ()
     note: str = ""
+    step: ProgramStep | None = None
+    """None where it stands for several, or for none."""
 
 
 def _made(
     step: ProgramStep, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = (), note: str = ""
 ) -> _Made:
-    return _Made(call, step.ins, step.outs, step.node, bytes, nested, note)
+    return _Made(call, step.ins, step.outs, step.node, bytes, nested, note, step)
 
 
 def _folded(program: Program) -> Ready:
@@ -135,7 +138,8 @@ def _ready(program: Program, template: list[Value], made: Sequence[_Made], known
     kept = {a: n for a, n in _memory(template).items() if a not in originals}
     nested = {id(p): p for m in made for p in m.nested}
     size, notes = sum(kept.values()) + sum(m.bytes for m in made), tuple(m.note for m in made if m.note)
-    return Ready(template, _calls(program, made, known), size, tuple(nested.values()), notes=notes)
+    sources = tuple(CallSource(m.step, m.nested) for m in made)
+    return Ready(template, _calls(program, made, known), sources, size, tuple(nested.values()), notes=notes)
 
 
 def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> bool:

@@ -47,6 +47,11 @@ def torch_dtype(code: int) -> torch.dtype:
     return elem.torch
 
 
+def moved_as_it_is(x: torch.Tensor) -> bool:
+    """Whether torch's own operators move elements of such a tensor."""
+    return x.dtype not in _CARRIER
+
+
 def carry(x: torch.Tensor) -> torch.Tensor:
     """The same bits in a type that torch has kernels for."""
     return x.view(_CARRIER[x.dtype]) if x.dtype in _CARRIER else x

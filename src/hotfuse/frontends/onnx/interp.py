@@ -66,7 +66,11 @@ class OnnxModule(torch.nn.Module):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know of how the interpreter runs it, and of how many nodes."""
-        return tuple(f"{note} ({n} of its nodes)" for note, n in Counter(self.program.notes).items())
+        found = [f"{note} ({n} of its nodes)" for note, n in Counter(self.program.notes).items()]
+        if kinds := self.program.recordings:
+            told = f"sizes that come again have calls of their own in it: {kinds} recordings"
+            found.append(f"{told}, {self.program.recorded_steps} calls at most instead of {self.program.prepared_steps}")
+        return tuple(found)
 
     @property
     def callers(self) -> str:
@@ -86,7 +90,7 @@ class OnnxModule(torch.nn.Module):
             with torch.no_grad():
                 made = self.program.run([x if isinstance(x, torch.Tensor) else from_any(x) for x in inputs])
             if since != UNMEASURED:
-                self._turnstile.measure(since, self.program.prepared_steps)
+                self._turnstile.measure(since, self.program.recorded_steps or self.program.prepared_steps)
             return made
         finally:
             self._turnstile.leave()
@@ -101,6 +105,6 @@ class OnnxModule(torch.nn.Module):
                 raise InputError(f"unknown input {name!r}", hint="one of " + ", ".join(p.name for p in self.inputs))
             default = self.model.graph.initializers[name]
             template[next(i for i in program.consts if program.template[i] is default)] = from_any(value)
-        other = replace(program, template=template, captures=(), graph=None, pack=False, _ready=None)
+        other = replace(program, template=template, captures=(), graph=None, pack=False, record=None, _ready=None, _runs=None)
         with torch.no_grad():
             return other.run([from_any(x) for x in inputs])

@@ -17,14 +17,13 @@ from hotfuse.base.errors import HotfuseError, ModelError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import fallback
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode
+from hotfuse.frontends.onnx.recording.runs import Call, ProgramRecording, ProgramRecordings
 from hotfuse.frontends.onnx.registry import OpFn, Prepare
 from hotfuse.frontends.onnx.values import Value
 
 _preparing = threading.RLock()
 ABSENT, UNUSED = 0, 1
 """Slots that every program has: an optional input not given, and a result nobody reads."""
-Call = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...], OnnxNode]
-"""What to call, the slots it reads, those it writes, those nobody reads afterwards, and for whom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,24 @@ class ProgramStep:
 
 
 @dataclass(frozen=True, slots=True)
+class CallSource:
+    """What a call of a program was made of."""
+
+    step: ProgramStep | None = None
+    """None for calls that stand for several steps, or none, and whose results' sizes follow from their inputs'."""
+    nested: tuple[Program, ...] = ()
+    """Programs that it runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """What a run needs."""
 
     template: list[Value]
     """Slots before a run: constants and what follows from them, None elsewhere."""
     calls: tuple[Call, ...]
+    sources: tuple[CallSource, ...]
+    """Of the calls."""
     bytes: int
     """Memory that was not there before."""
     nested: tuple[Program, ...] = ()
@@ -107,10 +118,13 @@ class Program:
     """Slot -> key of the constant in `OnnxModule.weights`."""
     prepare: Callable[[Program], Ready]
     """Makes of the program what a run needs."""
+    record: Callable[[Program, Sequence[Value]], tuple[ProgramRecording, tuple[Value, ...]]] | None = None
+    """Runs the program and keeps the calls that runs on arguments of the same sizes need (`recording.size_folding`)."""
     graph: OnnxGraph | None = None
     pack: bool = True
     """Whether convolutions may be packed when constants are prepared."""
     _ready: Ready | None = None
+    _runs: ProgramRecordings | None = None
 
     def ready(self) -> Ready:
         """What runs: made by the first run, since a branch that is never taken needs none."""
@@ -122,8 +136,9 @@ class Program:
 
     @property
     def prepared_bytes(self) -> int:
-        """Memory of what was computed of constants, here and in nested programs."""
-        return 0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested)
+        """Memory of what was computed of constants and sizes, here and in nested programs."""
+        recorded = 0 if self._runs is None else self._runs.bytes
+        return recorded + (0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested))
 
     @property
     def prepared(self) -> bool:
@@ -132,8 +147,21 @@ class Program:
 
     @property
     def prepared_steps(self) -> int:
-        """Calls that a run makes, with those of branches taken so far."""
+        """Calls that a run makes, with those of branches taken so far, where its arguments have sizes that did not come again."""
         return 0 if self._ready is None else len(self._ready.calls) + sum(p.prepared_steps for p in self._ready.nested)
+
+    @property
+    def recorded_steps(self) -> int:
+        """The same of sizes that did: nested programs that became part of its own calls are counted there. 0 where none did."""
+        if self._ready is None or self._runs is None or not self._runs.runs:
+            return 0
+        return self._runs.steps + sum(p.recorded_steps for p in self._ready.nested)
+
+    @property
+    def recordings(self) -> int:
+        """Kinds of sizes whose calls were recorded, here and in nested programs."""
+        mine = 0 if self._runs is None else len(self._runs.runs)
+        return mine + (0 if self._ready is None else sum(p.recordings for p in self._ready.nested))
 
     @property
     def unprepared(self) -> tuple[str, ...]:
@@ -141,6 +169,8 @@ class Program:
         if self._ready is None:
             return ()
         mine = (f"{self.name}: {self._ready.unprepared}",) if self._ready.unprepared else ()
+        if self._runs is not None:
+            mine += tuple(f"{self.name}: calls of some sizes are not recorded: {why}" for why in self._runs.refused.values())
         return (*mine, *(why for p in self._ready.nested for why in p.unprepared))
 
     @property
@@ -155,14 +185,36 @@ class Program:
         template = [slots.get(i, value) for i, value in enumerate(self.template)]
         template[UNUSED] = None
         consts = {**self.consts, **{i: self.captures[self.in_slots.index(i) - first] for i in slots if i != UNUSED}}
-        return replace(self, template=template, consts=consts, _ready=None)
+        return replace(self, template=template, consts=consts, _ready=None, _runs=None)
 
     def __call__(self, *args: Value) -> tuple[Value, ...]:
         """Run as a body of control operators."""
         return self.run(args)
 
     def run(self, args: Sequence[Value]) -> tuple[Value, ...]:
-        """Run all steps; an error names the node it happened in."""
+        """Run the calls that arguments of these sizes need, or all steps; an error names the node it happened in."""
+        if self.record is None:
+            return self._run(args)
+        if (runs := self._runs) is None:
+            runs = self._runs = ProgramRecordings(self.in_slots, {UNUSED, *self.consts})
+        kind = runs.kind(args)
+        if kind is None:
+            return self._run(args)
+        found = runs.runs.get(kind)
+        try:
+            if found is not None:
+                return found(args)
+            if runs.again(kind):
+                runs.runs[kind], values = self.record(self, args)
+                return values
+        except Exception as e:  # the run of all steps meets the same, and names the node
+            values = self._run(args)
+            runs.refuse(kind, e)  # or it does not: then the recording is to blame
+            return values
+        return self._run(args)
+
+    def _run(self, args: Sequence[Value]) -> tuple[Value, ...]:
+        """Run all steps."""
         ready = self.ready()
         env = ready.template.copy()
         for slot, value in zip(self.in_slots, args, strict=True):

@@ -375,6 +375,12 @@ def lstm(
     **_: Any,
 ) -> tuple[Tensor, ...]:
     """Peepholes are in the order i, o, f."""
+    if isinstance(ctx, _Ready) and direction == "forward" and sequence_lens is None and not layout:
+        made = ctx.packed[0]
+        if made is not None and made.takes(x):  # as nearly always: nothing is looked at that was known before
+            start = [x.new_zeros([x.shape[1], made.hidden]) if s is None else s[0] for s in (initial_h, initial_c)]
+            y, h, c = made(x, *start)
+            return y.unsqueeze(1), h.unsqueeze(0), c.unsqueeze(0)
 
     def cell(d: int, xs: Tensor, lens: Tensor | None, h0: Tensor, c0: Tensor) -> tuple[Tensor, ...]:
         layer = _layer(d, w, r, b, _DEFAULTS["LSTM"], activations, activation_alpha, activation_beta, clip)

@@ -1,0 +1,1 @@
+"""Runs of a file's programs that come again with the same sizes: recorded once, with what sizes decide computed."""

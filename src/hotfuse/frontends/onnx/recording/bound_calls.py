@@ -1,0 +1,122 @@
+"""Operators on inputs whose sizes, types and numbers are known: calls of torch without what the general function looks at.
+
+A recording (`recording.size_folding`) has seen the call that each of these stands for: what is refused was refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hotfuse.frontends.onnx.constant_folding import Bounded
+from hotfuse.frontends.onnx.elements import moved_as_it_is, norm_axis
+from hotfuse.frontends.onnx.program import ProgramStep
+from hotfuse.frontends.onnx.recording.conv_product import faster_of
+
+
+class FirstInput:
+    """The result is the first input itself."""
+
+
+FIRST_INPUT: Final = FirstInput()
+BoundCall = tuple[Callable[..., Any], tuple[int, ...]]
+"""What to call, and which inputs it takes."""
+
+_RESHAPED = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+_FLOATS: dict[str, Callable[..., Any]] = {
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "MatMul": torch.matmul, "Sqrt": torch.sqrt,
+    "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Relu": torch.relu, "Erf": torch.erf, "Exp": torch.exp, "Neg": torch.neg,
+}  # fmt: skip
+"""On float32 these are all that the operators' functions do."""
+_slice = torch.ops.aten.slice.Tensor._op  # pyright: ignore[reportPrivateUsage] - without its Python wrapper
+
+
+def bound(
+    step: ProgramStep | None, call: Callable[..., Any], xs: Sequence[Any], result: Any, fixed: Sequence[bool]
+) -> BoundCall | FirstInput | None:  # fmt: skip
+    """The call with what is known of it; None where it stays as it is. `fixed` says which inputs are the same in every call."""
+    if step is None:
+        return (faster_of(call.conv, xs[0]), (0,)) if isinstance(call, Bounded) else None
+    x, op = xs[0], step.node.op
+    if not isinstance(x, Tensor):
+        return None
+    if op in ("Identity", "Cast") and result is x:
+        return FIRST_INPUT
+    if moved_as_it_is(x) and all(fixed[1:]):
+        if op in _RESHAPED:
+            return FIRST_INPUT if result.shape == x.shape else (_reshaped(tuple(result.shape)), (0,))
+        if op == "Expand":
+            sizes = tuple(result.shape)
+            return (lambda y: y.expand(sizes)), (0,)
+        if op == "Transpose":
+            order = tuple(step.attrs.get("perm") or range(x.dim())[::-1])
+            return (lambda y: y.permute(order)), (0,)
+        if op == "Gather":
+            return _gathered(x, xs[1], int(step.attrs.get("axis", 0)))
+        if op == "Slice" and step.opset >= 10 and (found := _sliced(xs)) is not None:
+            return found, (0,)
+        mirrored = op == "Pad" and step.opset >= 11 and step.attrs.get("mode", "constant") != "constant"
+        if mirrored and (found := _padded(step, xs)) is not None:
+            return found, (0,)
+    if op == "Pow" and x.dtype is torch.float32 and fixed[1] and isinstance(xs[1], Tensor) and xs[1].dim() == 0:
+        power = float(xs[1])  # which is what torch makes of such a tensor
+        return (lambda y: torch.pow(y, power)), (0,)
+    plain = _FLOATS.get(op)
+    if plain is not None and not step.attrs and all(isinstance(v, Tensor) and v.dtype is torch.float32 for v in xs):
+        return plain, tuple(range(len(xs)))
+    if step.prepare is None and step.fn is not None:  # the size of its result was reckoned when it was recorded
+        return partial(step.fn, step.ctx, **step.attrs), tuple(range(len(xs)))
+    return None
+
+
+def _reshaped(sizes: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    return lambda y: y.reshape(sizes)
+
+
+def _gathered(x: Tensor, indices: Any, axis: int) -> BoundCall | None:
+    if not isinstance(indices, Tensor) or indices.dim() > 1:
+        return None
+    axis = norm_axis(axis, x.dim())
+    if indices.dim() == 0:
+        at = int(indices)
+        return (lambda y: y.select(axis, at)), (0,)
+    places = indices.to(torch.int64)
+    places = torch.where(places < 0, places + x.shape[axis], places)
+    return (lambda y: y.index_select(axis, places)), (0,)
+
+
+def _sliced(xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:
+    """Ascending slices with the numbers of the call."""
+    x, starts, ends = xs[0], xs[1].tolist(), xs[2].tolist()
+    axes = xs[3].tolist() if len(xs) > 3 and xs[3] is not None else list(range(len(starts)))
+    steps = xs[4].tolist() if len(xs) > 4 and xs[4] is not None else [1] * len(starts)
+    if any(step < 1 for step in steps):
+        return None
+    cuts = [(norm_axis(a, x.dim()), s, e, n) for a, s, e, n in zip(axes, starts, ends, steps, strict=True)]
+    if len(cuts) == 1:
+        axis, start, end, step = cuts[0]
+        return lambda y: _slice(y, axis, start, end, step)
+
+    def cut(y: Tensor) -> Tensor:
+        for axis, start, end, step in cuts:
+            y = _slice(y, axis, start, end, step)
+        return y
+
+    return cut
+
+
+def _padded(step: ProgramStep, xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:
+    """Mirrored, repeated or wrapped ends of one axis: elements at places that are known."""
+    x, pads = xs[0], xs[1].tolist()
+    axes = xs[3].tolist() if len(xs) > 3 and xs[3] is not None else list(range(x.dim()))
+    grown = [k for k in range(len(axes)) if pads[k] or pads[k + len(axes)]]
+    if len(grown) != 1 or step.fn is None or min(pads) < 0:
+        return None
+    axis = norm_axis(axes[grown[0]], x.dim())
+    line = torch.arange(x.shape[axis]).reshape([-1 if d == axis else 1 for d in range(x.dim())])
+    places = step.fn(step.ctx, line, *xs[1:], **step.attrs).reshape(-1)
+    return lambda y: y.index_select(axis, places)

@@ -1,0 +1,281 @@
+"""What sizes decide is computed once for each kind of sizes: the same results, nothing kept that data decide."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from hotfuse.base.errors import ModelError
+from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.recording import conv_product, runs, size_folding
+from hotfuse.frontends.onnx.recording.conv_product import as_product
+from hotfuse.ops.folded_conv import FoldedConv, Window, affine
+
+Array = np.ndarray[Any, Any]
+F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+node = helper.make_node
+
+
+def model(
+    nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, list[Any]]], outputs: dict[str, int], constants: dict[str, Array]
+) -> bytes:
+    """A file of these nodes."""
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(k, t, shape) for k, (t, shape) in inputs.items()],
+        [helper.make_tensor_value_info(k, t, None) for k, t in outputs.items()],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+
+
+def branch(name: str, nodes: list[onnx.NodeProto], out: str, elem: int = F32) -> onnx.GraphProto:
+    return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(out, elem, None)])
+
+
+def run(module: OnnxModule, *arrays: Array) -> list[Array]:
+    return [t.numpy() for t in module.forward(*[torch.from_numpy(a) for a in arrays]) if isinstance(t, torch.Tensor)]
+
+
+def recorded(module: OnnxModule) -> list[list[str]]:
+    """The operators of each recording."""
+    found = module.program._runs
+    return [] if found is None else [[c[-1].op for c in r.calls] for r in found.runs.values()]
+
+
+def same(data: bytes, *calls: tuple[Array, ...]) -> OnnxModule:
+    """Each call three times in turns, each time what ONNX Runtime answers."""
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    module = OnnxModule(load(data))
+    for _ in range(3):
+        for arrays in calls:
+            feeds = dict(zip([i.name for i in session.get_inputs()], arrays, strict=True))
+            for got, want in zip(run(module, *arrays), session.run(None, feeds), strict=True):
+                assert got.dtype == want.dtype
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert not module.unprepared
+    return module
+
+
+def rows(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+HALVES = [
+    node("Shape", ["x"], ["s"]),
+    node("Gather", ["s", "zero"], ["n"], axis=0),
+    node("Gather", ["s", "one"], ["w"], axis=0),
+    node("Div", ["w", "two"], ["half"]),
+    node("Concat", ["n", "two", "half"], ["sizes"], axis=0),
+    node("Reshape", ["x", "sizes"], ["parts"]),
+    node("Transpose", ["parts"], ["turned"], perm=[0, 2, 1]),
+    node("Relu", ["turned"], ["y"]),
+]
+NUMBERS = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2])}
+
+
+def test_arithmetic_of_sizes_is_gone_from_recorded_calls() -> None:
+    data = model(HALVES, {"x": (F32, ["n", "w"])}, {"y": F32}, NUMBERS)
+    module = same(data, (rows(3, 8),), (rows(1, 6),), (rows(5, 2),))
+    assert recorded(module) == [["Reshape", "Transpose", "Relu"]] * 3
+    assert len(module.program.ready().calls) == module.program.prepared_steps == len(HALVES)
+    said = "sizes that come again have calls of their own in it: 3 recordings, 3 calls at most instead of 8"
+    assert module.notes == (said,)
+    assert 0 < module.prepared_bytes <= 3 * size_folding.MAX_FIXED_BYTES
+
+
+def test_large_values_that_follow_from_sizes_are_computed_in_every_call() -> None:
+    """Memory of recordings is bounded; sizes of such a value are known all the same."""
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Mul", ["s", "many"], ["long"]), node("ConstantOfShape", ["long"], ["zeros"]),
+        node("Shape", ["zeros"], ["t"]), node("Reshape", ["zeros", "t"], ["r"]), node("Add", ["x", "t32"], ["u"]),
+        node("Sub", ["u", "r"], ["y"]),
+    ]  # fmt: skip
+    nodes.insert(4, node("Cast", ["t"], ["t32"], to=F32))
+    data = model(nodes, {"x": (F32, ["n"])}, {"y": F32}, {"many": np.array([1 << 15])})
+    module = same(data, (rows(1),))
+    assert recorded(module) == [["ConstantOfShape", "Add", "Sub"]]
+    assert module.prepared_bytes < size_folding.MAX_FIXED_BYTES
+
+
+def test_a_size_of_zero() -> None:
+    data = model(HALVES, {"x": (F32, ["n", "w"])}, {"y": F32}, NUMBERS)
+    module = OnnxModule(load(data))
+    for _ in range(3):
+        assert run(module, rows(0, 8))[0].shape == (0, 4, 2)
+    assert recorded(module) == [["Reshape", "Transpose", "Relu"]]
+
+
+def by_rank(out: str = "y") -> list[onnx.NodeProto]:
+    """One branch for a single row, another for more."""
+    return [
+        node("Shape", ["x"], ["s"]),
+        node("Gather", ["s", "zero"], ["n"], axis=0),
+        node("Equal", ["n", "one"], ["single"]),
+        node("If", ["single"], [out],
+             then_branch=branch("a", [node("Squeeze", ["x", "zero"], ["q"]), node("Exp", ["q"], ["r"])], "r"),
+             else_branch=branch("b", [node("Neg", ["x"], ["r2"])], "r2")),
+    ]  # fmt: skip
+
+
+def test_a_branch_that_sizes_choose_is_part_of_the_calls() -> None:
+    module = same(model(by_rank(), {"x": (F32, ["n", "w"])}, {"y": F32}, NUMBERS), (rows(1, 4),), (rows(3, 4),))
+    assert recorded(module) == [["Squeeze", "Exp"], ["Neg"]]
+
+
+def test_a_branch_that_data_choose_stays_one() -> None:
+    nodes = [
+        node("Equal", ["rate", "two"], ["c"]),
+        node("If", ["c"], ["y"], then_branch=branch("a", [node("Exp", ["x"], ["r"])], "r"),
+             else_branch=branch("b", [node("Neg", ["x"], ["r2"])], "r2")),
+    ]  # fmt: skip
+    data = model(nodes, {"x": (F32, ["n"]), "rate": (I64, [1])}, {"y": F32}, NUMBERS)
+    module = same(data, (rows(3), np.array([2])), (rows(3), np.array([7])))
+    assert recorded(module) == [["Equal", "If"]]
+
+
+def test_sizes_that_data_decide_are_read_in_every_call() -> None:
+    nodes = [
+        node("NonZero", ["x"], ["at"]),
+        node("Shape", ["at"], ["s"]),
+        node("Gather", ["s", "one"], ["count"], axis=0),
+        node("Expand", ["one", "count"], ["ones"]),
+        node("Cast", ["ones"], ["y"], to=F32),
+    ]
+    data = model(nodes, {"x": (F32, ["n"])}, {"y": F32}, NUMBERS)
+    few, many = np.array([0, 1, 0, 0], np.float32), np.array([1, 1, 0, 1], np.float32)
+    module = same(data, (few,), (many,))
+    assert recorded(module) == [["NonZero", "Shape", "Gather", "Expand", "Cast"]]
+
+
+def test_numbers_that_calls_bring_are_read_in_every_call() -> None:
+    nodes = [node("Reshape", ["x", "to"], ["r"]), node("Shape", ["r"], ["s"]), node("Cast", ["s"], ["y"], to=F32)]
+    data = model(nodes, {"x": (F32, [8]), "to": (I64, [2])}, {"y": F32}, {})
+    same(data, (rows(8), np.array([2, 4])), (rows(8), np.array([8, 1])))
+
+
+def test_random_numbers_are_drawn_in_every_call() -> None:
+    nodes = [node("Shape", ["x"], ["s"]), node("ConstantOfShape", ["s"], ["z"]), node("RandomUniformLike", ["z"], ["y"])]
+    module = OnnxModule(load(model(nodes, {"x": (F32, ["n"])}, {"y": F32}, {})))
+    assert len({float(run(module, rows(5))[0][0]) for _ in range(6)}) == 6
+
+
+def test_what_a_call_returns_is_its_own() -> None:
+    nodes = [node("Shape", ["x"], ["s"]), node("Mul", ["s", "two"], ["y"])]
+    module = OnnxModule(load(model(nodes, {"x": (F32, ["n"])}, {"y": I64}, NUMBERS)))
+    for _ in range(5):
+        (got,) = run(module, rows(4))
+        assert got.tolist() == [8]
+        got[:] = -1
+
+
+def test_types_have_recordings_of_their_own() -> None:
+    graph = model([node("Shape", ["x"], ["s"]), node("Cast", ["x"], ["y"], to=F32)], {"x": (F32, ["n"])}, {"y": F32}, {})
+    module = OnnxModule(load(graph))
+    for dtype in (torch.float32, torch.float64, torch.float32, torch.float64, torch.float64):
+        (got,) = module.forward(torch.ones(3, dtype=dtype))
+        assert isinstance(got, torch.Tensor) and got.dtype is torch.float32
+
+
+def test_kinds_of_sizes_are_bounded() -> None:
+    module = OnnxModule(load(model(HALVES, {"x": (F32, ["n", "w"])}, {"y": F32}, NUMBERS)))
+    for _ in range(3):
+        for n in range(1, runs.MAX_SEEN + 40):
+            assert run(module, rows(n, 2))[0].shape == (n, 1, 2)
+    assert len(recorded(module)) == runs.MAX_KINDS
+    assert module.program._runs is not None and len(module.program._runs._seen) == runs.MAX_SEEN
+
+
+def test_an_error_in_recorded_calls_names_its_node() -> None:
+    nodes = [node("Gather", ["x", "at"], ["y"], axis=0, name="lookup")]
+    module = OnnxModule(load(model(nodes, {"x": (F32, [4]), "at": (I64, ["n"])}, {"y": F32}, {})))
+    for _ in range(3):
+        run(module, rows(4), np.array([0, 3]))
+    with pytest.raises(ModelError, match="lookup"):
+        run(module, rows(4), np.array([0, 9]))
+    assert run(module, rows(4), np.array([2, 2]))[0].shape == (2,)
+    assert len(recorded(module)) == 1, "a call is to blame, not the recording"
+
+
+def test_a_recording_that_fails_where_the_program_does_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = OnnxModule(load(model(HALVES, {"x": (F32, ["n", "w"])}, {"y": F32}, NUMBERS)))
+    for _ in range(2):
+        run(module, rows(3, 8))
+
+    def broken(self: object, args: object) -> None:
+        raise RuntimeError("not this one")
+
+    monkeypatch.setattr(runs.ProgramRecording, "__call__", broken)
+    assert run(module, rows(3, 8))[0].shape == (3, 4, 2)
+    assert not recorded(module)
+    assert any("not this one" in why for why in module.unprepared)
+
+
+def test_copies_record_their_own() -> None:
+    module = OnnxModule(load(model(HALVES, {"x": (F32, ["n", "w"])}, {"y": F32}, NUMBERS)))
+    for _ in range(3):
+        run(module, rows(3, 8))
+    assert recorded(module) and not recorded(copy.deepcopy(module))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize("pads", [[0, 0, 2, 0, 0, 3], [0, 0, 0, 0, 0, 2], [0, 1, 1, 0, 0, 0], [0, 0, -1, 0, 0, 1]])
+def test_padded_ends(mode: str, pads: list[int]) -> None:
+    constants = {"pads": np.array(pads)}
+    data = model([node("Pad", ["x", "pads"], ["y"], mode=mode)], {"x": (F32, [2, 3, "n"])}, {"y": F32}, constants)
+    if mode == "wrap" or min(pads) < 0:  # which ONNX Runtime's release refuses, or reads otherwise
+        module = OnnxModule(load(data))
+        first, *others = [run(module, rows(2, 3, 6))[0] for _ in range(4)]
+        assert all((first == other).all() for other in others)
+    else:
+        same(data, (rows(2, 3, 6),), (rows(2, 3, 5),))
+
+
+CONVS = [((1, 1, 640), (258, 1, 256), 128, 0), ((3, 129, 4), (128, 129, 3), 1, 1), ((1, 64, 1), (128, 64, 3), 1, 1),
+         ((2, 8, 5, 4), (6, 8, 3, 2), 2, 1), ((1, 4, 1, 1), (3, 4, 1, 1), 1, 0)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("image", "weight", "stride", "pad"), CONVS)
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_a_product_over_windows_is_the_convolution(
+    image: tuple[int, ...], weight: tuple[int, ...], stride: int, pad: int, activation: Any
+) -> None:
+    torch.manual_seed(0)
+    x, w, b = torch.randn(image), torch.randn(weight), torch.randn(weight[0])
+    across = (stride, stride) if len(image) == 4 else (1, stride)
+    window = Window(across, (pad, pad) if len(image) == 4 else (0, pad), (1, 1), 1)
+    scale = torch.rand(weight[0]) + 0.5
+    conv = FoldedConv(w, b, window, affine(scale, 0.25), activation, affine(2.0, 0.5), torch.neg)
+    product = as_product(conv, x)
+    assert product is not None
+    library = torch.nn.functional.conv2d if len(image) == 4 else torch.nn.functional.conv1d
+    exact = library(x.double(), w.double(), b.double(), stride, pad) * scale.double().reshape(-1, *(1,) * (len(image) - 2)) + 0.25
+    exact = (torch.relu(exact) if activation == "relu" else exact) * 2.0 + 0.5
+    torch.testing.assert_close(product(x).double(), exact, rtol=1e-4, atol=1e-4)
+    for odd in (x, x.clone().index_fill_(1, torch.tensor([0]), float("nan")), x.clone().fill_(float("inf"))):
+        got, want = product(odd), conv(odd)
+        assert got.shape == want.shape == exact.shape
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_weights_that_are_not_finite_stay_with_the_library() -> None:
+    w = torch.randn(4, 3, 3).index_fill_(2, torch.tensor([0]), float("inf"))
+    padded, inside = (FoldedConv(w, None, Window((1, 1), (0, p), (1, 1), 1), affine(), "none", affine(), torch.neg) for p in (1, 0))
+    assert as_product(padded, torch.randn(1, 3, 5)) is None
+    assert as_product(inside, torch.randn(1, 3, 5)) is not None
+
+
+def test_large_and_grouped_convolutions_stay_with_the_library() -> None:
+    grouped = FoldedConv(torch.randn(4, 1, 3), None, Window((1, 1), (0, 1), (1, 1), 4), affine(), "none", affine(), torch.neg)
+    plain = FoldedConv(torch.randn(4, 4, 3), None, Window((1, 1), (0, 1), (1, 1), 1), affine(), "none", affine(), torch.neg)
+    assert as_product(grouped, torch.randn(1, 4, 5)) is None
+    assert as_product(plain, torch.randn(1, 4, conv_product.MAX_PLACES)) is not None
+    assert as_product(plain, torch.randn(1, 4, conv_product.MAX_PLACES + 1)) is None
+    assert as_product(plain, torch.randn(0, 4, 5)) is None
