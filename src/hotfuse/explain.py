@@ -37,7 +37,8 @@ from hotfuse.stages import kernels_of, measured_us
 WORKERS = ("workers_forked", "workers_spawned", "forks_failed", "forks_stalled", "forks_crashed", "not_forked_because")
 """Of the compile service's counts, what says how its processes came to be."""
 
-BACKGROUND = ("worker_cpu_s", "jobs_cpu_s", "share_most", "share_granted", "raised_s", "taken_s", "throughput_lost", "pauses")
+BACKGROUND = ("worker_cpu_s", "jobs_cpu_s", "share_most", "share_peak", "share_granted", "raised_s", "taken_s",
+              "throughput_lost", "pauses")  # fmt: skip
 """What background work of the process used, could count on, and took from calls."""
 
 
@@ -295,7 +296,8 @@ def _background(b: dict[str, Any]) -> list[str]:
     cost = (f"; on saturated cores they took {b['taken_s']:g} s, {b['throughput_lost']:.1%} of what calls would have had meanwhile"
             if b["taken_s"] else "")  # fmt: skip
     return [f"background work: {b['worker_cpu_s']:g} CPU seconds in workers, {b['jobs_cpu_s']:g} in this process; workers can "
-            f"count on {b['share_granted']:.1%} of busy cores now, {b['share_most']:.0%} at most{cost}; above the lowest priority "
+            f"count on {b['share_granted']:.1%} of busy cores now, and may cost calls {b['share_most']:.0%} in the long run, "
+            f"{b['share_peak']:.0%} at once{cost}; above the lowest priority "
             f"for {b['raised_s']:g} s, stopped {b['pauses']} times"]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.serve import distinct_rows as serving
-from hotfuse.runtime.serve.distinct_rows import DistinctRowsRun, distinct_rows
+from hotfuse.runtime.serve.distinct_rows import MAX_ROWS, DistinctRowsRun, distinct_rows
 from hotfuse.specialize.distinct_rows import rowwise
 from hotfuse.specialize.row_demands import CannotPack
 from hotfuse.specialize.table import DUPLICATES, AttemptKey
@@ -83,6 +83,12 @@ def test_batches_of_distinct_rows_are_soon_left_alone() -> None:
         assert torch.equal(run(x)[0], x * 2)
     assert run.held > 70 and set(ran) == {2}
     assert torch.equal(run(torch.ones(4, 3))[0], torch.full((4, 3), 2.0)) and ran[-1] == 2, "never a single row"
+
+
+def test_batches_of_very_many_rows_are_left_alone() -> None:
+    """Half a million numbers are as many rows: comparing them kept one call for three seconds."""
+    assert distinct_rows([torch.zeros(MAX_ROWS)], 4) is not None
+    assert distinct_rows([torch.zeros(MAX_ROWS + 1)], 4) is None
 
 
 def test_bytes_decide_which_rows_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,6 +260,35 @@ def test_more_threads_open_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert compiler.made == 2
 
 
+def test_large_inputs_are_not_copied_in_every_call_that_is_looked_at() -> None:
+    """Of which only one fits: each call's took the place of the last, in every call while two plans were compared. Copies take a
+    thousandth of a second here, so that there is one in a fifth of a second."""
+    now, copies = [0.0], list[int]()
+
+    def copied(t: torch.Tensor) -> torch.Tensor:
+        now[0] += 0.001
+        copies.append(t.numel())
+        return t
+
+    samples = CallSamples(4 << 20, copied, lambda: now[0])
+    calls = [torch.empty(n) for n in (600_000, 700_000, 2_000_000)]  # the last one is more than may be kept
+    for n, call in enumerate(calls):
+        for _ in range(50):
+            samples.note((n,), [call])
+    assert copies == [600_000, 600_000] and samples.inputs((0,)) is not None, "one that has room, one in its place"
+    now[0] += 1.0
+    samples.note((1,), [calls[1]])
+    assert copies == [600_000, 600_000, 700_000] and samples.inputs((1,)) is not None, "what comes of late is kept all the same"
+    for _ in range(1000):
+        now[0] += 0.0001
+        samples.note((1,), [calls[1]])
+    assert len(copies) == 3
+    small = CallSamples(100, copied, lambda: now[0])
+    for n in range(5):
+        small.note((n,), [torch.empty(25)])
+    assert len(copies) == 8, "small ones are copied as they come"
+
+
 def test_samples_stay_within_their_budget() -> None:
     samples = CallSamples(4000)
     for n in (*range(1, 101), *[7] * 60):

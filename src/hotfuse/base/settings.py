@@ -77,10 +77,11 @@ class Settings:
     as fresh interpreters."""
     compile_memory_mb: int = 4096
     """Memory of one worker beyond its libraries; one that needs more is ended."""
-    compile_share: float = 0.2
-    """The part of the throughput that workers may cost while calls use the whole machine: all of it for what is expected to save
-    much of the calls' time, less for less, none where nothing is to be gained. Where a call has one thread, it is a part of all
-    cores; where it has several, which wait for each other, so many times less."""
+    compile_share: float = 0.1
+    """The part of the throughput that workers may cost while the whole machine is in use: all of it for what is expected to save
+    much of the calls' time, less for less, none where nothing is to be gained. A minute's share may be taken at once, at three
+    times the rate, so that first plans come soon. Where a call has one thread, it is a part of all cores; where it has several,
+    which wait for each other, so many times less."""
     unit_timeout_s: float = 60.0
     """Most seconds spent on compiling and trying one kernel."""
     max_entries: int = 8

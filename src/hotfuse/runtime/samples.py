@@ -6,6 +6,10 @@ changes is seen to change. Where inputs must not be kept, plans are proven on ma
 A graph that has some paths through code which reads its data is not for every call. Kept calls are shown only once it is known that
 the graph has their path: what a plan answered has it, and of the others it is found out in the background (`vet`).
 
+A call that is half of a round is looked at as every other one then is. So large inputs that would take the place of kept ones are
+copied in a small part of the time: a copy of some megabytes, into memory that was just given back, takes ten times what a short
+model takes for them (decision 257).
+
 Any number of threads call: one notes at a time, and what comes meanwhile is passed over, so that no call waits. Readers take no
 lock: what is kept of a signature is exchanged by one reference store. While nobody calls, less is kept.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -34,6 +39,10 @@ EACH = 4
 """Calls kept of one signature: what is in the tensors differs, too."""
 REFRESH = 8
 """Samples of a signature after which a newer call takes the place of the oldest."""
+EXCHANGE_SHARE = 0.005
+"""Part of the time that copies of large inputs in the place of others may take."""
+LARGE_BYTES = 1 << 16
+"""Inputs of a call from which on that is counted: copying less takes no longer than noting it."""
 KEPT_IDLE = 8
 """Signatures of which a call is kept while nobody calls: enough to prove a plan on. The next calls bring others."""
 KEPT_IDLE_BYTES = 1 << 20
@@ -89,9 +98,15 @@ def made_up(t: torch.Tensor) -> torch.Tensor:
 class CallSamples:
     """The recent calls of one captured graph."""
 
-    def __init__(self, budget: int, keep: Callable[[torch.Tensor], torch.Tensor] = snapshot) -> None:
+    def __init__(
+        self, budget: int, keep: Callable[[torch.Tensor], torch.Tensor] = snapshot,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
         self._budget = budget
         self._keep = keep
+        self._clock = clock
+        self._exchange_at = 0.0
+        """When large inputs may next take the place of others."""
         self._seen: dict[Signature, _Seen] = {}
         self._total = 0.0
         self._unit = 1.0
@@ -149,10 +164,19 @@ class CallSamples:
             found = self._seen[signature] = _Seen(each=sum(t.numel() * t.element_size() for t in inputs))
         found.weight += self._unit
         found.count += 1
-        if len(found.kept) < EACH or found.count % REFRESH == 0:
+        if len(found.kept) < EACH and self.bytes + found.each <= self._budget:
             self._take(signature, found, inputs, fits=fits)
+        elif (len(found.kept) < EACH or found.count % REFRESH == 0) and self._may_exchange(found):
+            begin = self._clock()
+            self._take(signature, found, inputs, fits=fits)
+            end = self._clock()
+            self._exchange_at = end + (end - begin) / EXCHANGE_SHARE
         if self._unit > 1e100:
             self._rescale()
+
+    def _may_exchange(self, found: _Seen) -> bool:
+        """Whether a call may be copied where that takes the place of others."""
+        return found.each < LARGE_BYTES or not self.bytes or self._clock() >= self._exchange_at
 
     def _take(self, signature: Signature, found: _Seen, inputs: Sequence[torch.Tensor], *, fits: bool) -> None:
         """Keep a call; room is made by second copies of other kinds, then by the rarest kinds."""

@@ -11,6 +11,7 @@ import threading
 import weakref
 
 from hotfuse.compile.workers.background_priority import background_priority
+from hotfuse.compile.workers.served_calls import served_calls
 from hotfuse.runtime.epochs import epochs
 
 AT_LEAST = 32
@@ -110,4 +111,5 @@ def _after_fork() -> None:
         everyone.after_fork()
 
 
+served_calls.in_flight = epochs.in_flight
 os.register_at_fork(after_in_child=_after_fork)

@@ -23,6 +23,7 @@ from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.priority import LOWEST, RAISED, chosen_by_user, is_niced
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.scheduler import Governor, Load, LoadMeter, default_workers
+from hotfuse.compile.workers.served_calls import served_calls
 from hotfuse.compile.workers.slot import Books, PoolLimits, WorkerSlot
 from hotfuse.compile.workers.starting import Starter
 from hotfuse.compile.workers.task import Task, Waiting
@@ -59,6 +60,8 @@ class Pool:
         self._poison: OrderedDict[str, CaptureError] = OrderedDict()
         self._counts = self._books.counts
         self._raised_until = 0.0
+        self._watched_until = time.monotonic()
+        """When the governor last looked, while nothing is to be looked at."""
         self._sent_home = 0
         """How often workers without work were told to go."""
         self._closed = False
@@ -140,9 +143,9 @@ class Pool:
             found: dict[str, float] = {n: self._counts[n] for n in names}
             found |= {n: self.starter.counts[n] for n in ("workers_forked", "workers_spawned", "forks_failed")}
             governor = self._governor
-            found |= {"share_most": governor.share, "share_granted": round(governor.granted, 3),
+            found |= {"share_most": governor.share, "share_peak": governor.peak, "share_granted": round(governor.granted, 3),
                       "raised_s": round(governor.price.raised_s, 3), "taken_s": round(governor.price.taken_s, 3),
-                      "throughput_lost": round(governor.price.lost(governor.cores), 3)}  # fmt: skip
+                      "throughput_lost": round(governor.price.lost, 3)}  # fmt: skip
             return {**found, "pauses": governor.pauses, "worker_cpu_s": round(books.cpu_s, 3), "worker_peak_bytes": books.peak_rss}
 
     # --- ending ----------------------------------------------------------------------------------
@@ -276,6 +279,7 @@ class Pool:
         last = time.monotonic()
         if last > self._raised_until:
             self._governor.forget()
+        self._governor.rested(last - self._watched_until)
         while True:
             time.sleep(TICK_S)
             now = time.monotonic()
@@ -284,6 +288,7 @@ class Pool:
                 busy = [s for s in self._slots if s.running is not None]
                 if self._closed or not (busy or self._queue):
                     self._call_sampler = None
+                    self._watched_until = now
                     self._governor.rest()
                     return
                 used = sum(s.look(now - last) for s in busy)
@@ -295,7 +300,9 @@ class Pool:
                 was, abreast = self._governor.paused, self._governor.abreast(self.size)
                 traffic, unused = (load, 1.0) if self._load is not None else (meter.own, meter.unused)
                 traffic = 1.0 if self._waiters else traffic  # a caller that waits for the work would call otherwise
-                paused = self._governor.step(now - last, used, load, gain, traffic, unused)
+                asked_for = 0.0 if self._load is not None else served_calls.in_flight() * self._governor.threads
+                paused = self._governor.step(now - last, used, load, gain, traffic, unused, asked_for / self._governor.cores,
+                                             max(1, len(busy)))  # fmt: skip
                 self._govern(now)
                 for s in busy:
                     s.prioritize(waited_for=behind > 0)

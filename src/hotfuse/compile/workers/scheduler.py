@@ -1,8 +1,11 @@
 """The resource scheduler: how much of the machine background work gets while calls are served.
 
-    share       what work that is expected to save calls' time may count on, and may not exceed, on a machine that calls use
-                wholly: in proportion to the saving and to how much of the machine this process's calls use; nothing where nothing
-                is to be saved
+    share       what work that is expected to save calls' time may count on, and may not exceed, on a machine that is used wholly:
+                in proportion to the saving and to how much of the machine this process's calls ask for; nothing where nothing is
+                to be saved
+    ahead       a minute's share may be taken at once, at three times the rate: what calls lose until a plan serves is the same at
+                any rate, and the plan serves sooner. Behind that the share is the rate (decision 256)
+    demand      cores that calls in flight ask for, whether they get them or not: beside other programs they get fewer
     priority    the lowest while idle cores give that much anyway; ordinary (less one step) once workers fall behind their share
     bound       the workers' CPU time comes out of a bucket that fills with what calls leave idle plus the share; while it is empty,
                 workers are stopped where they are and no new request begins
@@ -27,8 +30,16 @@ RAISED_BURST_S = 0.05
 """The same while they compete with calls: what they get must come evenly."""
 RESUME_S = 0.02
 """CPU seconds per core that must be in the bucket before workers go on."""
+AHEAD_S = 60.0
+"""Seconds whose share may be taken at once."""
+AHEAD_RATE = 3.0
+"""Times the share that workers get while some of that is left."""
+TAPER_S = 5.0
+"""The last so many of those seconds are taken ever more slowly, so that rates do not jump to and fro."""
 FULL_SHARE_GAIN = 0.2
 """Work that is expected to save this part of the machine's time gets the whole share; less gets proportionally less."""
+WHOLE_CORE = 0.9
+"""What a worker uses of a core that it has to itself, at least: it reads and writes files, too."""
 BEHIND_S = 0.1
 """CPU seconds that workers may be behind what they can count on before their priority is raised."""
 WINDOW_S = 1.0
@@ -49,13 +60,18 @@ def default_workers() -> int:
     return max(1, usable_cores() // 2)
 
 
-def granted_share(most: float, gain: float, traffic: float, threads: int = 1) -> float:
-    """The part of all cores that work can count on: it is to save `gain` of calls' time, which is `traffic` of theirs.
+def weight_of(gain: float, traffic: float) -> float:
+    """The part of the share that work has a claim to: it is to save `gain` of calls' time, which is `traffic` of all cores'."""
+    return min(1.0, max(0.0, gain * traffic) / FULL_SHARE_GAIN)
+
+
+def granted_share(most: float, gain: float, traffic: float, threads: float = 1.0) -> float:
+    """The part of all cores that work can count on.
 
     A call on several threads waits for the last of them, so a worker beside one holds all of them up: at the same price workers
     get so many times less.
     """
-    return most / max(1, threads) * min(1.0, max(0.0, gain * traffic) / FULL_SHARE_GAIN)
+    return most / max(1.0, threads) * weight_of(gain, traffic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +139,13 @@ class Price:
     """Seconds in which workers had more than the lowest priority."""
     taken_s: float = 0.0
     """CPU seconds that they used meanwhile while no core was idle."""
+    lost_s: float = 0.0
+    """Seconds of calls' work that this amounts to: so many times more where a call waits for several threads."""
 
-    def lost(self, cores: int) -> float:
-        """The part of the machine that calls missed meanwhile."""
-        return self.taken_s / (self.raised_s * cores) if self.raised_s else 0.0
+    @property
+    def lost(self) -> float:
+        """The part of their throughput that calls missed meanwhile."""
+        return min(1.0, self.lost_s / self.raised_s) if self.raised_s else 0.0
 
 
 class Governor:
@@ -134,7 +153,7 @@ class Governor:
 
     def __init__(self, share: float, cores: int | None = None) -> None:
         self.share = share
-        """The part of calls' throughput that workers may cost, however busy the machine is."""
+        """The part of calls' throughput that workers may cost in the long run, however busy the machine is."""
         self.threads = 1
         """Of a call."""
         self.cores = cores or usable_cores()
@@ -151,14 +170,41 @@ class Governor:
         self._watched_s = 0.0
         """Seconds that idleness is an average of, until they are a window: before the first of them nothing is known of it."""
         self._traffic: float | None = None
+        self._demand = 0.0
+        self._others = 0.0
+        """The part of the machine that other programs use."""
+        self._ahead_s = AHEAD_S
+        """Seconds whose share is not taken yet; below 0 where slices took more than that."""
+
+    @property
+    def most(self) -> float:
+        """The part of calls' throughput that workers may cost now: more than the share while some may be taken ahead."""
+        left = min(1.0, max(0.0, self._ahead_s / TAPER_S))
+        return self.share + left * (self.peak - self.share)
+
+    @property
+    def held_up(self) -> float:
+        """Threads that wait while a worker has the core of one. A team whose cores other programs share waits for those already,
+        and a worker more is one competitor more.
+        """
+        team = min(self.threads, self.cores)
+        shared = min(1.0, max(0.0, self._others * self.cores - (self.cores - team)))
+        return 1.0 + (team - 1) * (1.0 - shared)
+
+    @property
+    def peak(self) -> float:
+        """What they may cost at once."""
+        return max(self.share, min(1.0, AHEAD_RATE * self.share))
 
     def step(
-        self, passed: float, used: float, load: float, gain: float = 1.0, traffic: float = 1.0, unused: float = 1.0
-    ) -> bool:
+        self, passed: float, used: float, load: float, gain: float = 1.0, traffic: float = 1.0, unused: float = 1.0,
+        demand: float = 0.0, workers: int = 1,
+    ) -> bool:  # fmt: skip
         """Account for some seconds in which workers used so much CPU time; whether they must stand still now.
 
         `gain` is the part of calls' time that the work is expected to save, `traffic` the part of the machine that calls use,
-        `unused` the part that nobody used.
+        `demand` the part that they would use if they had it to themselves, `unused` the part that nobody used. So
+        many `workers` have something to do.
         """
         whole = self.cores * passed
         if whole <= 0:
@@ -168,9 +214,12 @@ class Governor:
         self._watched_s = min(WINDOW_S, self._watched_s + passed)
         self._idle += passed / max(passed, self._watched_s) * (idle - self._idle)
         self._traffic = traffic if self._traffic is None else self._traffic + weight * (traffic - self._traffic)
-        self.granted = granted_share(self.share, gain, self._traffic, min(self.threads, self.cores))
-        self._account(passed, used, idle)
-        self._prioritize(whole, used)
+        self._demand += weight * (min(1.0, demand) - self._demand)
+        wanted = max(self._traffic, self._demand)
+        self._others += weight * (min(1.0, max(0.0, load - traffic)) - self._others)
+        self.granted = granted_share(self.most, gain, wanted, self.held_up)
+        self._account(passed, used, idle, weight_of(gain, wanted))
+        self._prioritize(whole, used, WHOLE_CORE * workers * passed)
         if self.raised:  # their own time was not idle
             most, income = RAISED_BURST_S, idle + self.granted
         else:  # the lowest priority takes little from calls, whatever is allowed
@@ -195,25 +244,33 @@ class Governor:
 
     def rest(self) -> None:
         """Nothing waits or runs; what does so next begins with the priority that this had."""
-        self.granted, self._behind, self._traffic = 0.0, 0.0, None
+        self.granted, self._behind, self._traffic, self._demand = 0.0, 0.0, None, 0.0
+
+    def rested(self, seconds: float) -> None:
+        """Nothing ran for so long, and nothing was taken."""
+        self._ahead_s = min(AHEAD_S, self._ahead_s + seconds)
 
     def forget(self) -> None:
         """That was long ago."""
         self.raised, self._idle, self._watched_s = False, 1.0, 0.0
 
-    def _prioritize(self, whole: float, used: float) -> None:
-        """Raise where workers that may run fall behind their share; lower where idle cores give as much."""
+    def _prioritize(self, whole: float, used: float, useful: float) -> None:
+        """Raise where workers that may run fall behind their share, or what they can use; lower where idle cores give as much."""
         if self.raised:
             self.raised = self.granted >= LEAST_SHARE and self._idle < max(self.granted, NO_IDLE)
             self._behind = 0.0
         elif self.paused:
             self._behind = 0.0
         else:
-            self._behind = max(0.0, self._behind + self.granted * whole - used)
+            self._behind = max(0.0, self._behind + min(self.granted * whole, useful) - used)
             self.raised = self._behind > BEHIND_S and self.granted >= LEAST_SHARE
 
-    def _account(self, passed: float, used: float, idle: float) -> None:
+    def _account(self, passed: float, used: float, idle: float, weight: float) -> None:
         """At the lowest priority workers take a hundredth of what calls want, which is not counted."""
+        taken = used if self.raised and idle < NO_IDLE else 0.0
+        lost, income = taken * self.held_up / self.cores, passed * (weight if self.raised else 1.0)
+        self._ahead_s = min(AHEAD_S, max(-AHEAD_S, self._ahead_s + income - lost / max(1e-9, self.share)))
         if self.raised:
             self.price.raised_s += passed
-            self.price.taken_s += used if idle < NO_IDLE else 0.0
+            self.price.taken_s += taken
+            self.price.lost_s += lost

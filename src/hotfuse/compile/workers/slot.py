@@ -39,8 +39,8 @@ class PoolLimits:
     """Processes; 0 is half the cores."""
     memory: int = 4 << 30
     """Bytes of one worker beyond its libraries; 0 is no limit."""
-    share: float = 0.2
-    """The most of all cores that workers get, and may take, while calls of one thread each use the whole machine."""
+    share: float = 0.1
+    """The most of all cores that workers get, and may take, in the long run, while calls of one thread each use all."""
     threads: int = 1
     """Of a call: one that waits for several threads is held up by a worker beside any of them, so the share is divided by it."""
     kind: Workers = "auto"

@@ -1,7 +1,8 @@
 """Rows of a batch that come twice are computed once: the distinct ones run, and results are spread over the batch again.
 
 Bytes decide which rows are equal. Of long rows a few bytes are compared first, so that batches of distinct ones are told at once;
-after several of those in a row nobody looks for a while (`runtime.serve.backoff`).
+after several of those in a row nobody looks for a while (`runtime.serve.backoff`). Batches of very many rows are left alone:
+looking takes half a microsecond a row, in the call, and half a million numbers without further axes are such a batch, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SAMPLED_BYTES = 256
 """Bytes of a long row that are compared first, spread over all of it."""
 LONG_ROW = 4096
 """Bytes from which on a row is long."""
+MAX_ROWS = 1024
+"""Rows of a batch that are compared at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,11 @@ class DistinctRows:
 
 
 def distinct_rows(tensors: Sequence[torch.Tensor], most: int) -> DistinctRows | None:
-    """The kinds of rows that several tensors have together along their first axis; None where there are more than `most`."""
+    """The kinds of rows that several tensors have together along their first axis; None where there are more than `most`, or
+    too many rows to compare.
+    """
+    if tensors[0].shape[0] > MAX_ROWS:
+        return None
     wholly: list[Array] = []
     for t in tensors:
         if t.device.type != "cpu" or t.layout is not torch.strided or not t.is_contiguous() or not t.numel():
