@@ -13,7 +13,7 @@ from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.native.target import CpuTarget, host_levels
-from hotfuse.tile.program import Instr, Kernel, Tile, instructions
+from hotfuse.tile.program import Kernel, Tile, instructions
 from tests.contract import convolving
 from tests.contract.test_lower_contract import CORES, check, core_of, inputs_for, reference, run, text
 
@@ -43,8 +43,7 @@ def test_sizes_that_fill_panels_stay_as_they_are() -> None:
 
 def _widths(kernel: Kernel) -> set[int]:
     """Columns of the tiles that are multiplied into."""
-    return {t.type.shape[-1] for i in instructions(kernel.body) if isinstance(i, Instr) and i.op == "mma"
-            for t in i.args[:1] if isinstance(t, Tile)}  # fmt: skip
+    return {t.type.shape[-1] for i in instructions(kernel.body) if i.op == "mma" for t in i.args[:1] if isinstance(t, Tile)}
 
 
 def test_the_kernel_has_both_widths() -> None:
@@ -105,6 +104,6 @@ def test_convolutions_of_single_pixels(epilogue: str, channels: int, n: str) -> 
     source = convolving.text(size=(5, 7), window=(1, 1), channels=(19, channels), epilogue=epilogue, n=n)
     assert len(_widths(lower_convolution(parse(source), WIDE).kernel)) == 2
     sizes = {"s0": 2} if n == "s0" else {}
-    convolving.check(source, WIDE, **sizes)
+    convolving.check(source, WIDE, None, **sizes)
     target = host_levels()[0]
     convolving.check(source, tiling.Core(target.lanes, 32 if target.name in ("avx512", "neon") else 16), target, **sizes)
