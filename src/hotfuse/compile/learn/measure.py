@@ -49,7 +49,7 @@ def tile_of(
     """How a product of these extents is cut, or a convolution, which has a window; images are taken for squares."""
     own = core if isinstance(core, Core) else Core(core.lanes, core.registers, l2=core.l2)
     if not window:
-        return _tile(choose(own, rows, (columns,), depth), rows, columns)
+        return _tile(choose(own, rows, (columns,), depth, narrow=own.precision != "bf16"), rows, columns)
     if groups == columns and groups > 1:
         return NO_TILE  # every channel has sums of its own, and there is no product
     if window == stride == groups == 1:
@@ -65,7 +65,8 @@ def tile_of(
 
 def _tile(t: GemmTiling, rows: int, columns: int, taken: float = 1.0) -> TileShape:
     high = rows / balance(rows, t.mr).count
-    return TileShape(high, t.vectors, t.sets(math.ceil(high)), -columns % t.nr / max(columns, 1), t.group_rows, taken)
+    empty = -columns % t.nr - (t.nr - t.last if t.last else 0)
+    return TileShape(high, t.vectors, t.sets(math.ceil(high)), empty / max(columns, 1), t.group_rows, taken)
 
 
 def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> winograd.WinogradTiling | None:

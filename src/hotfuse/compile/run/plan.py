@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hotfuse.compile.parts import renamed
+from hotfuse.compile.run.given_order import GivenOrders
 from hotfuse.compile.run.steps import (
     GraphScope,
     KernelSource,
@@ -59,7 +60,7 @@ class RunPlanner:
     """Plans one run of a level, part by part."""
 
     def __init__(self, level: LevelParts, bench: KernelSource) -> None:
-        self.level, self.bench = level, bench
+        self.level, self.bench, self.orders = level, bench, GivenOrders(level)
         self.keys = {p.value.name: p.key for p in level.graph.params}
         self.state = RunState()
 
@@ -140,6 +141,7 @@ class RunPlanner:
         return scope.lies[name]
 
     def _input(self, v: Value) -> Lies:
+        v = self.orders.given(v)
         s, t = self.state, tensor_of(v)
         s.inputs.append(v)
         s.roots.append(Root("input", v.name, t.dtype, product(t.shape)))

@@ -26,6 +26,8 @@ MIN_GROUP = 96
 """Rows that a group has at least: every group reads all weights again, which may come from memory."""
 SLACK = 0.02
 """How much dearer a preferred panel width may be."""
+WORTH_CODE = 0.04
+"""From which part of the columns on a narrower last panel is worth its code, which is written for both widths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class GemmTiling:
     """Columns of a panel where the last vector is a narrower one; 0 for whole vectors."""
     threads: int = 1
     """That share the tiles."""
+    last: int = 0
+    """Columns that are computed of the last panel, whole vectors; 0 for all. It is packed like the others."""
 
     @property
     def nr(self) -> int:
@@ -99,36 +103,50 @@ def rows_for(registers: int, vectors: int) -> int:
     return max(1, min(MAX_ROWS, (registers - vectors - 1) // vectors))
 
 
-def choose(core: Core, m: Dim, ns: Sequence[int], k: int, *, together: bool = False) -> GemmTiling:
+def choose(core: Core, m: Dim, ns: Sequence[int], k: int, *, together: bool = False, narrow: bool = False) -> GemmTiling:
     """The tiling for a product with one weight or several of so many columns; M may be known only at run time.
 
-    `together` shares every panel equally among the weights.
+    `together` shares every panel equally among the weights. `narrow`: of the last panel of a single weight, empty vectors may be
+    left out (`GemmTiling.last`).
     The panel's width depends on the columns and the core alone, so that generic and specialized code share packed weights.
     """
-    vectors, why = _panel(core, ns, len(ns) if together else 1)
+    vectors, last, why = _panel(core, ns, len(ns) if together else 1, narrow=narrow and len(ns) == 1)
     mr = rows_for(core.registers, vectors)
     group = max(MIN_GROUP, core.l2 // 2 // max(4 * k, 1))
     if isinstance(m, int) and m <= mr:
         why += f"; all {m} rows in one tile"
     # Code for all heights is long: there, a shorter inner loop costs nothing measurable and halves the compile time.
     unroll = 4 if isinstance(m, int) else 2
-    return GemmTiling(core.lanes, core.registers, vectors, mr, unroll, group, 0, next_panel=True, why=why, threads=core.threads)
+    return GemmTiling(
+        core.lanes, core.registers, vectors, mr, unroll, group, 0, next_panel=True, why=why, threads=core.threads, last=last
+    )
 
 
-def _panel(core: Core, ns: Sequence[int], parts: int) -> tuple[int, str]:
-    """How many vectors wide a panel is: columns computed in vain weighed against loads per multiply-add."""
+def last_panel(n: int, nr: int, lanes: int) -> int:
+    """Columns to compute of the last of several panels, where leaving out its empty vectors is worth the code; else 0."""
+    columns = -(-(n % nr) // lanes) * lanes
+    return columns if n > nr and n % nr and nr - columns >= WORTH_CODE * n else 0
+
+
+def _panel(core: Core, ns: Sequence[int], parts: int, *, narrow: bool) -> tuple[int, int, str]:
+    """How many vectors wide a panel is, and how much of the last one is computed: columns computed in vain weighed against loads
+    per multiply-add."""
     widths = (3, 4, 2, 1) if core.registers >= 32 else (2, 1)
     order = [v for v in widths if v % parts == 0] or [parts]
-    padded = {v: sum(-n % (v // parts * core.lanes) for n in ns) for v in order}
-    costs = {v: _cost(core, sum(ns) + padded[v], v) for v in order}
+    lasts = {v: last_panel(ns[0], v * core.lanes, core.lanes) if narrow else 0 for v in order}
+    padded = {v: sum(-n % (v // parts * core.lanes) for n in ns) - (v * core.lanes - lasts[v] if lasts[v] else 0) for v in order}
+    costs = {v: _cost(core, sum(ns) + padded[v] - lasts[v], v) + _cost(core, lasts[v], v, lasts[v] // core.lanes) for v in order}
     least = min(costs.values())
     vectors = next(v for v in order if costs[v] <= least * (1 + SLACK))
     shape = f"{rows_for(core.registers, vectors)}x{vectors * core.lanes}"
-    return vectors, f"{shape}: {padded[vectors]} columns beside {sum(ns)} are padding"
+    return vectors, lasts[vectors], f"{shape}: {padded[vectors]} columns beside {sum(ns)} are padding"
 
 
-def _cost(core: Core, columns: int, vectors: int) -> float:
-    return columns * (1 + LOAD_SHARE * (1 / vectors + 1 / rows_for(core.registers, vectors)))
+def _cost(core: Core, columns: int, vectors: int, side_by_side: int | None = None) -> float:
+    """Of columns in tiles of as many rows as a panel of so many vectors has, of which fewer may be side by side."""
+    if not columns:
+        return 0.0
+    return columns * (1 + LOAD_SHARE * (1 / (side_by_side or vectors) + 1 / rows_for(core.registers, vectors)))
 
 
 @dataclass(frozen=True, slots=True)

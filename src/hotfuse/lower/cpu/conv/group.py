@@ -81,7 +81,7 @@ class _ConvGroup:
 
     def __init__(self, graph: Graph, original: Graph, conv: Convolution, core: Core, name: str) -> None:
         self.original, self.core = original, core
-        self.flat = conv.matrix and self._flattens(graph, conv)
+        self.flat = conv.matrix and self._flattens(graph, conv, core)
         self.graph = _flattened(graph, conv) if self.flat else graph
         node = next(n for n in self.graph.nodes if is_convolution(n))
         x = node.args[0]
@@ -93,9 +93,13 @@ class _ConvGroup:
         self.finish = Finish(self.memory, self.graph, self.conv.out, self.conv.bias, outs, core.lanes)
 
     @staticmethod
-    def _flattens(graph: Graph, conv: Convolution) -> bool:
-        """Whether pixels may be counted through: every value has all of them, channels innermost, or none."""
+    def _flattens(graph: Graph, conv: Convolution, core: Core) -> bool:
+        """Whether pixels may be counted through: every value has all of them, channels innermost, or none.
+
+        Arithmetic on values per channel (a batch norm's) is as well done row by row, unless the last panel can be narrower.
+        """
         full = (shape_of(conv.x), shape_of(conv.out))
+        narrow = bool(conv_shape.product(core, product(full[0]), conv.outputs, conv.inputs).last)
         rank = len(full[0])
         ends = {v.name for v in (*sources(graph), *output_values(graph))}
 
@@ -105,8 +109,9 @@ class _ConvGroup:
             shape = v.type.shape
             if shape in full:
                 return v.name not in ends or _channels_last(v)
-            if len(shape) == 1:  # per channel as a bias or to a view; anything else would spread it along pixels
-                return all(is_convolution(n) or is_move(n.op) for n in graph.nodes if v in n.ins)
+            if len(shape) == 1:  # per channel as a bias, to a view or to others; anything else would spread it along pixels
+                return all(is_convolution(n) or is_move(n.op) or (narrow and all(len(shape_of(o)) == 1 for o in n.outs))
+                           for n in graph.nodes if v in n.ins)  # fmt: skip
             aligned = (1,) * (rank - len(shape)) + shape
             return len(aligned) == rank and all(n == 1 for i, n in enumerate(aligned) if i != 1)
 
@@ -162,7 +167,7 @@ class _ConvGroup:
                 f.each_row(lambda sums, row: finish.tile(where, row, channels, sums))
 
         in_loop = not finish.short or not isinstance(pixels, int)
-        gemm.product(b, gemm.Product(lhs, packed, pixels, conv.inputs, spec.panels, cut), done, in_loop=in_loop,
+        gemm.product(b, gemm.Product(lhs, packed, pixels, conv.inputs, spec.panels, cut, last=cut.last), done, in_loop=in_loop,
                      begin=lambda panel: finish.prepare(finish.channels_from(mul(panel, cut.nr), cut.nr), cut.nr))  # fmt: skip
         return packed, spec
 

@@ -233,12 +233,12 @@ def choose(core: Core, width: Dim, channels: int, k: int, apart: int) -> GemmTil
 
 def product(core: Core, pixels: Dim, channels: int, k: int) -> GemmTiling:
     """The register tile for a product over all pixels: that of matrices, unless panels can end in a narrower vector."""
-    usual = tiling.choose(core, pixels, [channels], k)
+    usual = tiling.choose(core, pixels, [channels], k, narrow=True)
     found = choose(core, pixels if isinstance(pixels, int) else _USUAL_ROW, channels, k, 0)
     if found.nr % core.lanes == 0:
         return usual
     rows = tiling.rows_for(core.registers, found.vectors)
-    return replace(usual, vectors=found.vectors, mr=rows, width=found.nr, why=found.why)
+    return replace(usual, vectors=found.vectors, mr=rows, width=found.nr, why=found.why, last=0)
 
 
 def _widths(core: Core, channels: int) -> list[int]:

@@ -99,7 +99,8 @@ class _GemmGroup:
         self.paired = core.precision == "bf16" and dtype is DType.F32
         if self.acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
             core = replace(core, registers=core.registers // 2)
-        self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together)
+        real = self.acc is not DType.I32 and not self.paired
+        self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together, narrow=real)
         self.blocks: amx.BlockTiling | None = None
         """How the matrix unit makes the products, where it does."""
         if self.paired and amx.fits(core, len(found), self.together):
@@ -148,7 +149,8 @@ class _GemmGroup:
                            self.tiling.threads)
             return self._call(packed)
         prepare = self.left.prepare if self.left.prepares else None
-        p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare, paired=self.paired)
+        p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare, paired=self.paired,
+                    last=self.tiling.last)  # fmt: skip
         long = [n for n in self.graph.nodes if not is_contraction(n) and packet(n.op) not in RESHAPES]
         simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
@@ -253,7 +255,8 @@ class _GemmGroup:
         space = Space.of((*self.rows, n))
         position = tuple(space.root(i) for i in range(rank + 1))
         at = Evaluator(self.memory, self.graph, space)
-        along = [TileAxis(rank, width, None if n % width == 0 else remaining(n, column))] if n > 1 else []
+        wide = f.nr if len(some) == 1 else width
+        along = [TileAxis(rank, wide, None if n % width == 0 else remaining(n, column))] if n > 1 else []
 
         def each(sums: Tile, number: Dim) -> None:
             with _batch(b, number, self.rows) as where, at.loops({**where, rank: column}, along):

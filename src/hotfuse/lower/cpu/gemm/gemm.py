@@ -56,6 +56,8 @@ class Product:
 
     first_panel: Dim = 0
     """Where the panels of this product begin in `b`, which may hold those of others before it."""
+    last: int = 0
+    """Columns that are computed of the last panel, where its other vectors are empty; 0 for all. `panels` is a number then."""
     paired: bool = False
     """Both operands are bf16, two steps of K at a time: A gives [rows, 2] with k in twos, B is [panels, K / 2, nr, 2]."""
 
@@ -150,15 +152,33 @@ def product(
             p.prepare(row, height)
         for h in _heights(p):
             with b.when(expr("==", height, h)) if height != h else contextlib.nullcontext():
-                acc = _sums(b, p, h, at)
-                if scratch is None:
-                    (whole,) = acc
-                    finish(FinishedTile(b, whole, t.nr, h, row, panel))
-                else:
-                    for first, part in zip(_bands(p, h), acc, strict=True):
-                        b.store(scratch, (first, 0), part)
+                for here, of_width in _widths(p, panel):
+                    with _if(b, here):
+                        acc = _sums(b, of_width, h, at)
+                        if scratch is None:
+                            (whole,) = acc
+                            finish(FinishedTile(b, whole, of_width.tiling.nr, h, row, panel))
+                        else:
+                            for first, part in zip(_bands(p, h), acc, strict=True):
+                                b.store(scratch, (first, 0), part)
         if scratch is not None:
-            finish(FinishedTile(b, scratch, t.nr, height, row, panel))
+            for here, of_width in _widths(p, panel):
+                with _if(b, here):
+                    finish(FinishedTile(b, scratch, of_width.tiling.nr, height, row, panel))
+
+
+def _if(b: KernelBuilder, condition: Dim) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if condition == 1 else b.when(condition)
+
+
+def _widths(p: Product, panel: Dim) -> list[tuple[Dim, Product]]:
+    """For which panels the product is computed how: alike, or fewer vectors of the last one."""
+    if not p.last:
+        return [(1, p)]
+    t = p.tiling
+    narrow = replace(p, tiling=replace(t, vectors=p.last // t.lanes, width=0))
+    end = expr("+", p.panels, -1)
+    return [(expr("<", panel, end), p), (expr("==", panel, end), narrow)]
 
 
 @dataclass(frozen=True, slots=True)
