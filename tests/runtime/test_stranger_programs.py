@@ -182,3 +182,22 @@ def test_a_graph_that_is_pickled_beside_its_calls_is_the_same_one() -> None:
         for _ in range(4):
             torch.testing.assert_close(fast(x), graph(x))
         assert fast.stats()["graph_calls"] == before + 4, str(fast.explain(full=True))
+
+
+class WritesItsArgument(Inner):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x[:, 0] = 7
+        return self.inner(x), x.t()
+
+
+def test_a_view_of_an_argument_that_is_written_is_one_of_the_callers_tensor() -> None:
+    """A plan computes on a copy that is written back: a view would be one of that copy."""
+    model = WritesItsArgument().eval()
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(12):
+            x = torch.randn(3, 8)
+            _, view = fast(x)
+            x.zero_()
+            assert not view.any()
+            assert fast.wait(60)
+        assert "view of an argument that the call writes" in str(fast.explain())
