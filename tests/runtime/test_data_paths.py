@@ -396,3 +396,25 @@ def test_a_number_that_picks_other_rows_than_an_argument_has_raises_as_in_eager(
             with pytest.raises(RuntimeError):
                 run(torch.randn(16, D), torch.randn(other, D), torch.tensor(n))
     fast.close()
+
+
+class PoolsSlices(_Two):
+    """Nothing shows what a pool asks of the rows that a number picked."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool1d(self.a(x[: n.item()]).T[None], 3)
+
+
+@torch.no_grad()
+def test_what_cannot_be_captured_with_open_sizes_is_tried_with_those_of_calls_and_told() -> None:
+    """Captures with open sizes went on until none were left, and nothing was said."""
+    model = PoolsSlices().eval()
+    fast = hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2))
+    for k in range(30):
+        x, n = torch.randn(10 + k % 5, D), torch.tensor(6)
+        torch.testing.assert_close(fast(x, n), model(x, n), rtol=1e-4, atol=1e-5)
+        assert fast.wait(60)
+    captures = sum(d["action"] == "capture" for d in fast.explain().to_dict()["decisions"])
+    told = str(fast.explain())
+    assert fast.stats()["graph_calls"] or (captures <= 6 and "nothing is known" not in told), str(fast.explain(full=True))
+    fast.close()

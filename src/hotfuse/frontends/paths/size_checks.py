@@ -28,7 +28,7 @@ from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.own.assume import SIZE_OF, SIZED
 
 _ITEMS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
-_SAME_NUMBER = frozenset({"aten.clone.default", "aten.reshape.default", "aten.view.default", "aten.squeeze.default", "aten.detach.default"})
+_SAME_NUMBER = frozenset(f"aten.{op}.default" for op in ("clone", "reshape", "view", "squeeze", "detach"))
 """What gives the one number of its argument in another form."""
 
 
