@@ -12,6 +12,7 @@ from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 from hotfuse.ops.own.assume import SIZED, OtherPath
 from hotfuse.ops.table import packet
+from hotfuse.simplify import simplify
 
 ROWS = """graph g(%x: f32[8, 4], %m: bool[8]) {
   %y: f32[6, 4] = aten.index.Tensor(%x, [%m])
@@ -75,3 +76,74 @@ def test_a_condition_on_two_sizes_is_checked_where_both_are_there() -> None:
     assert torch.equal(run(x, six, six.flip(0))[0], x[six].relu() + x[six.flip(0)])
     with pytest.raises(OtherPath):
         run(x, six, five)
+
+
+NUMBER = """graph g(%x: f32[s0, 4], %z: f32[s1, 4], %k: i64[]) {
+  %a: i64[] = hotfuse.size_of.default(%z, 0)
+  %i: int(u0) = aten.item.default(%k)
+  %c: i64[] = aten.clone.default(%k)
+  %y: f32[u0, 4] = aten.slice.Tensor(%x, 0, 0, %i)
+  %e: bool[] = aten.eq.Tensor(%c, %a)
+  aten._assert_async.msg(%e, "a call read true")
+  %r: f32[u0, 4] = aten.mul.Tensor(%y, %z)
+  %s: f32[4] = aten.sum.dim_IntList(%r, [0])
+  return %s
+}"""
+
+
+def test_what_is_assumed_of_a_number_that_is_a_size_is_checked_before_it_is_read() -> None:
+    graph = checked(parse(NUMBER))
+    verify(graph)
+    order = ops(graph)
+    assert order.index("sized") < order.index("item") and "assume" not in order, order
+    run, x = LibraryBackend().compile(graph, {}).run, torch.rand(8, 4)
+    z = torch.rand(3, 4)
+    torch.testing.assert_close(run(x, z, torch.tensor(3))[0], (x[:3] * z).sum(0))
+    for other in (2, 4):
+        with pytest.raises(OtherPath):
+            run(x, z, torch.tensor(other))
+
+
+LATE = """graph g(%x: f32[8, 4], %m: bool[8]) {
+  %y: f32[u0, 4] = aten.index.Tensor(%x, [%m])
+  %n: i64[] = hotfuse.size_of.default(%y, 0)
+  %s: f32[4] = aten.sum.dim_IntList(%y, [0])
+  %t: f32[] = aten.sum.default(%s)
+  %c: bool[] = aten.gt.Tensor(%n, %t)
+  aten._assert_async.msg(%c, "a call read true")
+  return %s
+}"""
+
+
+def test_a_check_that_nothing_would_read_is_left_to_the_end() -> None:
+    """It would be taken out as what nobody needs, and every call would pass."""
+    graph = checked(parse(LATE))
+    verify(graph)
+    assert ops(graph)[-1] == "assume"
+    run, mask = LibraryBackend().compile(graph, {}).run, torch.arange(8) < 5
+    torch.testing.assert_close(run(torch.full((8, 4), 0.1), mask)[0], torch.full((4,), 0.5))
+    with pytest.raises(OtherPath):
+        run(torch.ones(8, 4), mask)
+
+
+ASSERTED = """graph g(%x: f32[s0, 4], %z: f32[s1, 4], %k: i64[]) {
+  %a: int(s1) = aten.sym_size.int(%z, 0)
+  %i: int(u0) = aten.item.default(%k)
+  %y: f32[s1, 4] = aten.slice.Tensor(%x, 0, 0, %i)
+  %b: int(s1) = aten.sym_size.int(%y, 0)
+  %e: bool = sym.eq(%b, %a)
+  aten._assert_scalar.default(%e, "as many rows as z has")
+  %r: f32[s1, 4] = aten.mul.Tensor(%y, %z)
+  return %r
+}"""
+
+
+@pytest.mark.parametrize("rows", ["s1", "3"])
+def test_what_is_asserted_of_a_size_is_asked_of_it_and_not_of_its_type(rows: str) -> None:
+    """Types say what is asserted: two sizes of one expression are not one number before that."""
+    graph, _ = simplify(parse(ASSERTED.replace("s1", rows)))
+    run, x, z = LibraryBackend().compile(graph, {}).run, torch.rand(8, 4), torch.rand(3, 4)
+    torch.testing.assert_close(run(x, z, torch.tensor(3))[0], x[:3] * z)
+    for other in (1, 2, 4):
+        with pytest.raises(OtherPath):
+            run(x, z, torch.tensor(other))

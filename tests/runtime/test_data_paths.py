@@ -359,3 +359,62 @@ def test_fewer_rows_than_were_traced_are_not_read_behind_their_end() -> None:
             torch.testing.assert_close(fast(x, mask), model(x, mask), rtol=1e-4, atol=1e-5)
     assert fast.stats()["graph_calls"], str(fast.explain(full=True))
     fast.close()
+
+
+class Slices(_Two):
+    """Torch takes the rows that a number picks for as many as the other argument has."""
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.a(x[: n.item()]) * z).sum(0)
+
+
+class Splits(_Two):
+    """Tracing follows a path, so what is asked of the number is this package's to check."""
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        if x.mean() > 1e6:
+            return x
+        k = n.item()
+        first, _ = x.split([k, x.shape[0] - k])
+        return torch.tanh(self.a(first) * z).sum(0)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize("cls", [Slices, Splits])
+@torch.no_grad()
+def test_a_number_that_picks_other_rows_than_an_argument_has_raises_as_in_eager(cls: type[_Two], moves: bool) -> None:
+    model = cls().eval()
+    fast = hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2))
+    for k in range(24):
+        n = 4 + (k % 5 if moves else 0)
+        x, z, rows = torch.randn(16 + (k % 3 if moves else 0), D), torch.randn(n, D), torch.tensor(n)
+        torch.testing.assert_close(fast(x, z, rows), model(x, z, rows), rtol=1e-4, atol=1e-5)
+        assert fast.wait(60)
+    assert fast.stats()["graph_calls"], str(fast.explain(full=True))
+    for n, other in ((4, 5), (5, 4), (4, 100_000), (4, 0), (30, 31), (100_000, 4)):
+        for run in (model, fast):
+            with pytest.raises(RuntimeError):
+                run(torch.randn(16, D), torch.randn(other, D), torch.tensor(n))
+    fast.close()
+
+
+class PoolsSlices(_Two):
+    """Nothing shows what a pool asks of the rows that a number picked."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool1d(self.a(x[: n.item()]).T[None], 3)
+
+
+@torch.no_grad()
+def test_what_cannot_be_captured_with_open_sizes_is_tried_with_those_of_calls_and_told() -> None:
+    """Captures with open sizes went on until none were left, and nothing was said."""
+    model = PoolsSlices().eval()
+    fast = hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2))
+    for k in range(30):
+        x, n = torch.randn(10 + k % 5, D), torch.tensor(6)
+        torch.testing.assert_close(fast(x, n), model(x, n), rtol=1e-4, atol=1e-5)
+        assert fast.wait(60)
+    captures = sum(d["action"] == "capture" for d in fast.explain().to_dict()["decisions"])
+    told = str(fast.explain())
+    assert fast.stats()["graph_calls"] or (captures <= 6 and "nothing is known" not in told), str(fast.explain(full=True))
+    fast.close()

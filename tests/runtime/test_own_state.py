@@ -238,3 +238,23 @@ def test_what_a_call_left_in_any_tensor_is_compared_bit_by_bit(t: torch.Tensor) 
     first.logical_not_() if t.dtype is torch.bool else first.fill_(77)
     (written,) = before.written([was]).values()
     assert torch.equal(written, t.detach())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_calls_without_gradients_are_served_behind_any_number_with_them(name: str) -> None:
+    """A program that tries its model before it serves has gradients enabled, as torch has by default."""
+    model = MODELS[name]()
+    eager = copy.deepcopy(model)
+    fast = served(model, tiers=0)
+    for grad in (True, False, True):
+        before = in_plans(fast)
+        with torch.set_grad_enabled(grad):
+            for _ in range(24):
+                x = torch.randn(3, D)
+                torch.testing.assert_close(fast(x), eager(x))
+                same_state(model, eager)
+        if any(b.requires_grad for b in model.buffers()):
+            return  # what a call wrote there hangs on it
+        assert bool(in_plans(fast) - before) is not grad, str(fast.explain(full=True))
+        assert ("under torch.no_grad()" in str(fast.explain())) or before or not grad
+    fast.close()

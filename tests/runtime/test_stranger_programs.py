@@ -153,3 +153,51 @@ def test_attributes_of_plain_objects_are_the_models_too(of: Callable[[Plain], Ca
         torch.testing.assert_close(fast(x), of(model)(x))
         model.linear = nn.Linear(8, 8)
         torch.testing.assert_close(fast(x), of(model)(x))
+
+
+@pytest.mark.parametrize("value", [0.7, "left", 1 << 40, b"text"])
+def test_an_attribute_that_is_set_to_what_it_is_changes_nothing(value: Any) -> None:
+    """Servers set a temperature before every call; each is another object of the same value."""
+    model, x = OfItsClass().eval(), torch.randn(3, 8)
+    model.mode = value
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        warm(fast, x)
+        before = fast.stats()["graph_calls"]
+        for _ in range(4):
+            model.mode = type(value)(repr(value)) if isinstance(value, float | int) else value[:1] + value[1:]
+            torch.testing.assert_close(fast(x), model(x))
+        assert fast.stats()["graph_calls"] == before + 4, str(fast.explain(full=True))
+        model.mode = -0.0 if isinstance(value, float) else value * 2
+        fast(x)
+        assert "changed" in str(fast.explain(full=True))
+
+
+def test_a_graph_that_is_pickled_beside_its_calls_is_the_same_one() -> None:
+    """Pickling writes its code again: a large one never left its own code, since each capture pickled it."""
+    graph, x = torch.fx.symbolic_trace(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])).eval(), torch.randn(3, 8)
+    with torch.no_grad(), hotfuse.jit(graph, settings=INLINE) as fast:
+        warm(fast, x)
+        before = fast.stats()["graph_calls"]
+        graph.__reduce__()
+        for _ in range(4):
+            torch.testing.assert_close(fast(x), graph(x))
+        assert fast.stats()["graph_calls"] == before + 4, str(fast.explain(full=True))
+
+
+class WritesItsArgument(Inner):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x[:, 0] = 7
+        return self.inner(x), x.t()
+
+
+def test_a_view_of_an_argument_that_is_written_is_one_of_the_callers_tensor() -> None:
+    """A plan computes on a copy that is written back: a view would be one of that copy."""
+    model = WritesItsArgument().eval()
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(12):
+            x = torch.randn(3, 8)
+            _, view = fast(x)
+            x.zero_()
+            assert not view.any()
+            assert fast.wait(60)
+        assert "view of an argument that the call writes" in str(fast.explain())

@@ -36,7 +36,7 @@ from hotfuse.runtime.serve.check import failed, holds
 from hotfuse.runtime.serve.effects import effects_of
 from hotfuse.runtime.serve.guards import compile_signature
 from hotfuse.runtime.serve.other_paths import PathBalance
-from hotfuse.runtime.site import CallGroup, Entry, Site, specs_of
+from hotfuse.runtime.site import MAX_OPEN, CallGroup, Entry, Site, specs_of
 from hotfuse.runtime.tierup.attempt import Compile, Weights, versions_of
 from hotfuse.runtime.tierup.audit import why_not
 from hotfuse.runtime.tierup.lull import Lull
@@ -177,6 +177,9 @@ class GraphAdmission:
                 for varied in group.varied:
                     varied.clear()
                 group.first = call.shapes
+                group.not_open += e.why not in PASSING
+                if group.not_open >= MAX_OPEN:  # those of this call, then
+                    group.tried.discard(call.shapes)
                 if call.across:
                     self._sizes_stay(site, group, call, e.why)
             elif (e.why in PASSING or e.why is Why.MISMATCH) and group.captures < MAX_TRIES:

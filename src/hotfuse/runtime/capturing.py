@@ -156,12 +156,15 @@ class Capturer:
         state = self._model.state_count if isinstance(self._model, HasState) else 0
         if shares_memory(after.leaves, leaves[:state]):
             return self._left_alone(group, Why.STATEFUL, "a result shares memory with a buffer that later calls write", result)
+        written = watched.written(inputs)
+        if shares_memory(after.leaves, [leaves[i] for i in written]):
+            return self._left_alone(group, Why.STATEFUL, "a result is a view of an argument that the call writes", result)
         copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in after.leaves]
         try:
             read = reads.taken() if reads is not None else None
         except TooManyReads as e:
             return self._left_alone(group, Why.READS_DATA, str(e), result)
-        sample = CallSample(inputs, copies, after.spec, watched.written(inputs), seconds, number, team.threads(), read)
+        sample = CallSample(inputs, copies, after.spec, written, seconds, number, team.threads(), read)
 
         def capture() -> None:
             try:

@@ -108,6 +108,8 @@ class Engine:
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = self._changed_around = ""
         self.undecided: Callable[[], bool] = lambda: False
+        self.told_limits: list[str] = []
+        """What who serves around this engine says of calls that stay in the model's own code."""
         """Whether it is still being found out how the model can be served: then nothing is told of what it could not."""
         self._teller = ObstacleLog(model.name, self._below_tier1)
         self._capturer.own_answers = self._teller.below
@@ -434,7 +436,7 @@ class Engine:
         found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
         low = [e for s in sites for e in s.entries if e.plan is e.baseline and TIER1 in e.refused]
         found += [f"tier 1: {e.refused[TIER1]}" for e in low]
-        return (found or self.plans.changes_itself(counted=False)) + self._kept_by_calls()
+        return self.told_limits + (found or self.plans.changes_itself(counted=False)) + self._kept_by_calls()
 
     def _kept_by_calls(self) -> list[str]:
         """What calls bring that keeps them in the model's own code."""
@@ -449,7 +451,7 @@ class Engine:
         entries = [e for s in list(self.sites.values()) for e in s.entries if e.balance is not None]
         strayed = [text for e in entries if e.balance is not None and (text := e.balance.text(e.calls))]
         trained = [text] if (text := self.gradients.training()) else []
-        return self._kept_by_calls() + self.plans.changes_itself() + trained + strayed
+        return self.told_limits + self._kept_by_calls() + self.plans.changes_itself() + trained + strayed
 
     def _failed(self, error: Exception) -> None:
         """A job of the background raised; what it was for is not there, and serving goes on."""

@@ -40,6 +40,8 @@ MAX_LOOKS = 8
 MAX_LIFTED = 3
 """Sets of buffers that are tried: a call may change some, and another one more."""
 
+_GRADIENTS = "it changes its own buffers or attributes, and gradients are enabled: call it under torch.no_grad()"
+
 Lift = Callable[[LiftedState], Engine]
 
 
@@ -86,7 +88,7 @@ class StateServing:
         self._keepers: list[Keeper] = []
         self._generation = -1
         self._turn = threading.RLock()
-        plain.undecided = lambda: self.serve != plain.serve
+        plain.undecided = lambda: self.serve != (self._observed if plain.told_limits else plain.serve)
         _ALL.add(self)
 
     def changes_itself(self) -> None:
@@ -116,6 +118,9 @@ class StateServing:
         """Answer a call with the model's own code, and see what it changes."""
         if is_compiling():
             return self._plain.serve(args, kwargs)
+        if torch.is_grad_enabled():
+            self._with_gradients()
+            return self._plain.serve(args, kwargs)
         with self._turn:
             before = [BufferBefore(name, t) for name, t in writable_state(self._target).items()]
             held = attributes_of(self._target)
@@ -128,11 +133,18 @@ class StateServing:
             self._looks += 1
             known = self._tried[-1] if self._tried else StatePlaces()
             state = known.joined(StatePlaces(written, put))
-            if state != known and not torch.is_grad_enabled() and self.serve == self._observed:
+            if state != known and self.serve == self._observed:
                 self._serve_with(state)
             elif self._looks >= MAX_LOOKS:
-                self._give_up("gradients are enabled" if state != known else "nothing further of it was seen to change")
+                self._give_up("nothing further of it was seen to change")
             return result
+
+    def _with_gradients(self) -> None:
+        """Calls with gradients enabled are the model's own: a backward pass would have to see the state as it was. Those without
+        them may come later, so that is said, and nothing is given up."""
+        if _GRADIENTS not in self._plain.told_limits:
+            self._plain.told_limits.append(_GRADIENTS)
+            self._plain.log.decide(Action.REFUSE, Why.STATEFUL, self._plain.model.name, because=_GRADIENTS)
 
     def _serve_with(self, state: StatePlaces) -> None:
         """Have an engine serve the model with these buffers and attributes as arguments."""

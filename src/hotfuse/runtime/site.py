@@ -43,6 +43,8 @@ from hotfuse.specialize.table import FUSED, AttemptKey, sizes_key
 
 MAX_SHAPE_KINDS, MIN_CALLS = 2, 48
 """Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
+MAX_OPEN = 2
+"""Captures with open sizes that fail before each size is captured by itself: which of them may be open, calls show in between."""
 MOST_REFUSED = 256
 """Attempts of one entry that are remembered as refused: kinds of sizes come and go for as long as a model serves."""
 THREADS = 1
@@ -265,6 +267,8 @@ class CallGroup:
     """Captures for further ones."""
     across: tuple[frozenset[int], ...] = ()
     """Dims in which calls of earlier processes had other sizes."""
+    not_open: int = 0
+    """Captures with open sizes that failed."""
 
     def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Learn which dims vary."""
@@ -301,11 +305,11 @@ class CallGroup:
 
     def dynamic(self) -> list[set[int]]:
         """The dims that a capture leaves open: none where many calls had few kinds of sizes, but for those that differ from process
-        to process.
+        to process, and none where captures with open ones failed.
 
         A graph for each kind is captured and compiled sooner than one for all, and takes in no call that was never seen.
         """
-        few = self.noted >= MIN_CALLS and len(self.kinds) <= MAX_SHAPE_KINDS
+        few = (self.noted >= MIN_CALLS and len(self.kinds) <= MAX_SHAPE_KINDS) or self.not_open >= MAX_OPEN
         seen = [set[int]() for _ in self.varied] if few else self.varied
         return [s | a for s, a in zip(seen, self.across, strict=True)] if self.across else seen
 

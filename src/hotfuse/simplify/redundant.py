@@ -3,6 +3,9 @@
     %n: int(s0) = aten.sym_size.int(%x, 0)                          readers of %m read %n
     %m: int(s0) = aten.sym_size.int(%h, 0)                    ->
     %k: int(64) = aten.sym_size.int(%x, 1)                          readers of %k read 64
+
+Types say of a size that data decide what torch asserts of it (`x[:, :n.item()] * z`: as many columns as `z` has). What such an
+assertion reads stays what it is: with the type's word for it the assertion would hold in every call.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from hotfuse.ir.graph import Arg, Kind, Node, Token, Value
 from hotfuse.ir.rewrite import Context, Replacement, Rule
 from hotfuse.ir.types import ScalarKind, ScalarType, TensorType
+from hotfuse.ops.own.assume import ASSERTIONS
 from hotfuse.ops.schema import argument
 from hotfuse.simplify.facts import binds_symbols, escapes, is_pure, mutates
 
@@ -20,12 +24,25 @@ def _is_size(node: Node) -> bool:
     return node.op.startswith(("aten.sym_size.", "aten.sym_numel.", "sym.")) and len(node.outs) == 1
 
 
+def _is_asserted(node: Node, context: Context) -> bool:
+    """Whether something is asserted of a size, or of what is computed from it."""
+    left, seen = [node], {node.outs[0].name}
+    while left:
+        for reader in context.readers(left.pop().outs[0]):
+            if reader.op in ASSERTIONS:
+                return True
+            if _is_size(reader) and reader.outs[0].name not in seen:
+                seen.add(reader.outs[0].name)
+                left.append(reader)
+    return False
+
+
 def _known_size(node: Node, context: Context) -> Replacement | None:
     """A size whose expression is a number is that number; what a transfer reads stays a value."""
     if not _is_size(node) or not is_pure(node) or any(r.kind is Kind.TRANSFER for r in context.readers(node.outs[0])):
         return None
     t = node.outs[0].type
-    if isinstance(t, ScalarType) and t.kind is ScalarKind.INT and isinstance(t.expr, int):
+    if isinstance(t, ScalarType) and t.kind is ScalarKind.INT and isinstance(t.expr, int) and not _is_asserted(node, context):
         return Replacement(values={node.outs[0].name: t.expr})
     return None
 
@@ -38,7 +55,9 @@ def _same_size(node: Node, context: Context) -> Replacement | None:
     if not isinstance(t, ScalarType) or t.kind is not ScalarKind.INT or t.expr is None:
         return None
     earlier = context.earlier_size(node)
-    return None if earlier is None else Replacement(values={node.outs[0].name: earlier})
+    if earlier is None or _is_asserted(node, context):
+        return None
+    return Replacement(values={node.outs[0].name: earlier})
 
 
 def _same_node(node: Node, context: Context) -> Replacement | None:

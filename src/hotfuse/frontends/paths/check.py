@@ -81,7 +81,9 @@ def checked(graph: Graph, captures: Sequence[Value] = ()) -> Graph:
     nodes = [n for n in graph.nodes if read_value(n) is None]
     writer = ConditionWriter(taken)
     conditions = list(dict.fromkeys(map(writer.same, {(m.args[0], m.args[1]): m for m in marks}.values())))
-    nodes, sized, conditions = sizes_checked([*nodes, *writer.nodes], conditions, taken, captures)
+    nodes, sized, conditions = sizes_checked(
+        [*nodes, *writer.nodes], conditions, taken, graph.inputs, graph.outputs, captures
+    )
     graph = replace(graph, outputs=tuple(map_values(o, sized) for o in graph.outputs))
     if not conditions:
         return replace(graph, nodes=tuple(nodes))

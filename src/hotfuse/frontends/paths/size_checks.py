@@ -8,6 +8,12 @@
 
 A graph says of `y` that it has the 96 rows of the traced call, and kernels read as many. In a call in which the mask picks fewer,
 they would read behind the end of its memory before the check at the graph's end (`frontends.paths.check`) is come to.
+
+A number that code reads may be a size, too (`x.split([n.item(), 4])`). What is assumed of it is checked before it is read:
+
+    c = n == 96,  n1 = hotfuse.sized(n, c),  k = item(n1)
+
+What no later node would read is no check, and is left to the one at the end.
 """
 
 from __future__ import annotations
@@ -16,9 +22,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.ir.dims import symbols
 from hotfuse.ir.graph import Arg, Kind, Node, Value, map_node, unused_name
-from hotfuse.ir.types import TensorType
+from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.own.assume import SIZE_OF, SIZED
+
+_ITEMS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
+_SAME_NUMBER = frozenset(f"aten.{op}.default" for op in ("clone", "reshape", "view", "squeeze", "detach"))
+"""What gives the one number of its argument in another form."""
 
 
 @dataclass(slots=True)
@@ -31,28 +42,44 @@ class _SizeCondition:
     sources: set[str] = field(default_factory=set[str])
     """What those read besides."""
     sized: set[str] = field(default_factory=set[str])
-    """The values among them whose sizes are asked."""
+    """The values among them whose sizes are asked, and numbers that are read to be sizes."""
 
 
 def sizes_checked(
-    nodes: Sequence[Node], conditions: Sequence[Value], taken: set[str], captures: Sequence[Value] = ()
+    nodes: Sequence[Node], conditions: Sequence[Value], taken: set[str], inputs: Sequence[Value] = (),
+    outputs: Sequence[Arg] = (), captures: Sequence[Value] = (),
 ) -> tuple[list[Node], dict[str, Arg], list[Value]]:
     """Nodes with such checks as early as they can be, what stands for checked values from there on, and the other conditions.
 
-    `captures`: what a branch has from the graph around it, whose sizes nobody has checked.
-    """
+    `captures`: what a branch has from the graph around it, whose sizes nobody has checked; those of `inputs` guards have.
+    """  # fmt: skip
     maker = {v.name: i for i, n in enumerate(nodes) for v in n.outs}
     values = {v.name: v for v in (*captures, *(v for n in nodes for v in n.outs))}
-    found = [_condition(c, nodes, maker) for c in conditions]
+    numbers = _numbers_that_are_sizes(nodes)
+    values |= {v.name: v for v in inputs if v.name in numbers}
+    found = [_condition(c, nodes, maker, numbers) for c in conditions]
     waiting = [c for c in found if c.sized & values.keys()]
+    while True:
+        order = _in_order(nodes, maker, values, taken, waiting, {v.name for v in (*captures, *inputs)})
+        unread = order.unread(outputs)
+        if not unread:
+            break
+        waiting = [c for c in waiting if c.value.name not in unread]  # fewer with every turn
+    return order.nodes, order.instead, [c.value for c in found if c not in waiting]
+
+
+def _in_order(
+    nodes: Sequence[Node], maker: Mapping[str, int], values: Mapping[str, Value], taken: set[str], waiting: list[_SizeCondition],
+    given: set[str],
+) -> _Ordered:  # fmt: skip
     moved = {i for c in waiting for i in c.nodes}
-    order = _Ordered(nodes, maker, values, taken, waiting)
-    order.check({v.name for v in captures})
+    order = _Ordered(nodes, maker, values, taken, list(waiting))
+    order.check(given)
     for i, node in enumerate(nodes):
         if i not in moved:
             order.nodes.append(map_node(node, order.instead))
             order.check({v.name for v in node.outs})
-    return order.nodes, order.instead, [c.value for c in found if not c.sized & values.keys()]
+    return order
 
 
 class _Ordered:
@@ -67,6 +94,15 @@ class _Ordered:
         self._written = set[int]()
         self.nodes: list[Node] = []
         self.instead: dict[str, Arg] = {}
+        self._checks: dict[str, list[Value]] = {}
+        """By what stands for a checked value, what was checked of it."""
+
+    def unread(self, outputs: Sequence[Arg]) -> set[str]:
+        """Names of conditions whose checks nothing reads: they would be left out with them."""
+        read = {v.name for n in self.nodes for v in n.ins}
+        read |= {a.name for o in outputs if isinstance(o, Value) and isinstance(a := self.instead.get(o.name), Value)}
+        waiting = {c.value.name for c in self._waiting}  # a source of theirs is never made here
+        return waiting | {c.name for name, checked in self._checks.items() if name not in read for c in checked}
 
     def check(self, made: set[str]) -> None:
         """These are there now: write down what can be checked with them."""
@@ -82,7 +118,7 @@ class _Ordered:
             name = max(c.sized & self._values.keys(), key=lambda n: self._maker.get(n, -1))
             checks.setdefault(name, []).append(c.value)
         for name, (holds, *more) in checks.items():
-            value = self._values[name]
+            value, asked = self._values[name], [holds, *more]
             for other in more:
                 both = Value(unused_name("read.", self._taken), holds.type)
                 self.nodes.append(Node(Kind.OPERATOR, "aten.logical_and.default", (holds, other), (both,)))
@@ -90,9 +126,21 @@ class _Ordered:
             checked = Value(unused_name("sized.", self._taken), value.type)
             self.nodes.append(Node(Kind.OPERATOR, SIZED, (self.instead.get(name, value), holds), (checked,)))
             self.instead[name] = checked
+            self._checks[checked.name] = asked
 
 
-def _condition(value: Value, nodes: Sequence[Node], maker: Mapping[str, int]) -> _SizeCondition:
+def _numbers_that_are_sizes(nodes: Sequence[Node]) -> set[str]:
+    """Names of values of one number that code reads, where some value has that number in its sizes."""
+    sizes = {s for n in nodes for v in n.outs if isinstance(v.type, TensorType) for d in v.type.shape for s in symbols(d)}
+    read = set[str]()
+    for n in nodes:
+        t = n.outs[0].type if n.op in _ITEMS else None
+        if isinstance(t, ScalarType) and t.expr is not None and symbols(t.expr) & sizes:
+            read |= {v.name for v in n.ins}
+    return read
+
+
+def _condition(value: Value, nodes: Sequence[Node], maker: Mapping[str, int], numbers: set[str]) -> _SizeCondition:
     condition = _SizeCondition(value)
     left, seen = [value], set[str]()
     while left:
@@ -100,6 +148,10 @@ def _condition(value: Value, nodes: Sequence[Node], maker: Mapping[str, int]) ->
         if v.name in seen:
             continue
         seen.add(v.name)
+        if v.name in numbers:
+            condition.sized.add(v.name)
+            condition.sources.add(v.name)
+            continue
         at = maker.get(v.name)
         node = nodes[at] if at is not None else None
         if at is None or node is None or not (node.op == SIZE_OF or _single_numbers(node)):
@@ -117,4 +169,6 @@ def _condition(value: Value, nodes: Sequence[Node], maker: Mapping[str, int]) ->
 def _single_numbers(node: Node) -> bool:
     """Whether a node computes one number from others."""
     values = [v.type for v in (*node.ins, *node.outs)]
+    if node.op in _SAME_NUMBER:
+        return all(isinstance(t, TensorType) and all(d == 1 for d in t.shape) for t in values)
     return node.kind is Kind.OPERATOR and all(isinstance(t, TensorType) and not t.shape for t in values)

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from hotfuse.native.model_guard import Noted
     from hotfuse.runtime.weights.originals import Late, Originals
 
-_INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+_WRITTEN_BY_PICKLING = frozenset({"_lineno_map", "_prologue_start"})
+"""Attributes of an `fx.GraphModule` that no call reads and `__reduce__` replaces."""
+_INTERNAL = (frozenset(nn.Module().__dict__) | _WRITTEN_BY_PICKLING) - {"training"}
 _DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 _NOTHING = object()
 _STANDARD = sysconfig.get_paths()["stdlib"]
@@ -55,6 +57,11 @@ class WeightChange(StrEnum):
     """The same, and nothing but the numbers shows it."""
     MODEL = "model"
     """The captured graph may no longer describe the model."""
+
+
+def _equal(new: Any, old: Any) -> bool:
+    """Whether two numbers or texts are the same to any code: zeros of one sign, too."""
+    return type(new) is type(old) and type(new) in (bool, int, float, str, bytes) and repr(new) == repr(old)
 
 
 def _installed(space: dict[str, Any]) -> bool:
@@ -274,7 +281,7 @@ class ModelGuard:
         if list(map(len, self._dicts)) != self._sizes:
             return WeightChange.MODEL
         try:
-            if list(map(id, map(operator.getitem, self._owners, self._keys))) != self._ids:
+            if list(map(id, map(operator.getitem, self._owners, self._keys))) != self._ids and not self._same_values():
                 return WeightChange.MODEL
         except KeyError:  # one attribute deleted and another set
             return WeightChange.MODEL
@@ -297,12 +304,26 @@ class ModelGuard:
             return WeightChange.NONE
         return WeightChange.VALUES if self.observe()[0] == self._kinds else WeightChange.MODEL
 
+    def _same_values(self) -> bool:
+        """Whether all that was replaced was replaced by an equal number or text, which is held from here on.
+
+        Programs set what is set already (`model.temperature = float(request["temperature"])`), and pickling an `fx.GraphModule`
+        writes its code again.
+        """
+        held: list[Any] = list(map(operator.getitem, self._owners, self._keys))
+        if not all(new is old or _equal(new, old) for new, old in zip(held, self._held, strict=True)):
+            return False
+        self._held = held
+        self._ids = list(map(id, held))
+        return True
+
     def difference(self) -> str:
         """What of the model is another one than in the snapshot, in words; empty where nothing is."""
         names = {id(getattr(m, d)): type(m).__name__ for m in self._modules for d in _DICTS}
         for owner, key, held in zip(self._owners, self._keys, self._held, strict=True):
             inside = isinstance(owner, dict)
-            if (owner.get(key, _NOTHING) if inside else owner[key]) is not held:
+            now = owner.get(key, _NOTHING) if inside else owner[key]
+            if now is not held and not _equal(now, held):
                 return f"{names[id(owner)]}.{key}" if inside and id(owner) in names else f"{key!r} of what its code reads"
         for d, name, f in self._methods:
             if not same_entry(d.get(name), f):

@@ -4,13 +4,16 @@
     enter(...)
     if faults.count() != before: raise CallFault        the model's own code then answers, and raises in its own words
 
-The count is one word per process that only grows. A call in another thread may add to it at the same time: then this one is
-answered by the model's own code without need, but none is ever missed.
+The count is one word per process that only grows, since a team's threads add to it for whoever called. A call in another thread
+may add to it at the same time: none is ever missed, but a call may be taken for one that faulted. Where a fault means that a call
+takes another path, and calls of several threads do so, operators compute the call again and tell (`not_after_faults`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +28,11 @@ SYMBOLS = {SYMBOL: ctypes.addressof(_cell)}
 """To be bound when code is loaded."""
 
 
+LATEST = 16
+_latest: deque[int] = deque(maxlen=LATEST)
+"""The threads whose calls took another path last."""
+
+
 def count() -> int:
     """Faults of this process so far."""
     return _cell.value
@@ -37,14 +45,23 @@ def fail(name: str) -> None:
 
 def not_after_faults(fallback: Run) -> Run:
     """What answers calls that leave a run, where a fault means that the graph is not for the call: to compute it once more would
-    show the same."""
+    show the same. Unless calls of other threads faulted of late: then the fault may be theirs, and operators check by themselves.
+    Otherwise a few calls that take another path would have all that run beside them answered by the model's own code, and counted
+    as calls of other paths, too.
+    """
     seen = [count()]
 
     def answer(*args: Any) -> tuple[Any, ...]:
-        if (now := count()) != seen[0]:
-            seen[0] = now
+        now, here = count(), threading.get_ident()
+        faulted, seen[0] = now != seen[0], now
+        if faulted and all(thread == here for thread in list(_latest)):
+            _latest.append(here)
             raise OtherPath("the call takes another way through the model's code")
-        return fallback(*args)
+        try:
+            return fallback(*args)
+        except OtherPath:
+            _latest.append(here)
+            raise
 
     return answer
 
