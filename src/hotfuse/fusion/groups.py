@@ -23,7 +23,6 @@ from dataclasses import field, replace
 from hotfuse.analysis.attention import BOUNDED, PACKED, WHOLE, written
 from hotfuse.analysis.convolution import is_convolution, padding_in_front
 from hotfuse.analysis.experts import expert_products, has_kernel
-from hotfuse.analysis.nibbles import nibble_product
 from hotfuse.analysis.quantized import byte_products
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.kinds import ANCHORS, WHOLE_GROUPS, GroupKind
@@ -34,6 +33,7 @@ from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.own.experts import EXPERT_OPS
 from hotfuse.ops.own.nibbles import PRODUCT as NIBBLE_PRODUCT
+from hotfuse.ops.own.nibbles import nibble_product
 from hotfuse.ops.table import Access, lookup, packet
 
 MAX_NODES = 48

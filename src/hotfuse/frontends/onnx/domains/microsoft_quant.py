@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotfuse.analysis.nibbles import MAX_ROWS
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.domains import microsoft as ops_microsoft
 from hotfuse.frontends.onnx.int8 import layers
@@ -27,7 +26,7 @@ from hotfuse.frontends.onnx.ops.quant import (
     shifted,
 )
 from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
-from hotfuse.ops.own.nibbles import WORD, nibble_mm, packed
+from hotfuse.ops.own.nibbles import MAX_ROWS, WORD, nibble_mm, packed
 
 _MS = "com.microsoft"
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hotfuse.analysis.nibbles import MAX_ROWS, nibble_product
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType
@@ -29,7 +28,7 @@ from hotfuse.lower.common.algebra import mul
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferView, KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.ops.views import shape_of
-from hotfuse.ops.own.nibbles import MIDDLE, PANEL, PRODUCT, WORD
+from hotfuse.ops.own.nibbles import MAX_ROWS, MIDDLE, PANEL, PRODUCT, WORD, nibble_product
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
