@@ -318,7 +318,7 @@ def matmul_nbits(
 
     A graph's products of few rows take four bits as they are.
     """
-    rows = math.prod(a.shape[:-1])
+    rows: Any = math.prod(a.shape[:-1])
     if ctx.traced and isinstance(rows, int) and 0 < rows <= MAX_ROWS and g_idx is None and not weight_prepacked:
         few = _few_rows(a.reshape(rows, -1), b, scales, zero_points, K, N, block_size, bits)
         if few is not None:
