@@ -219,7 +219,31 @@ CASES = [
         *rope(9, 8),
         attrs={"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, "rotary_interleaved": 1, "scale": 0.3},
         outputs=3,
-        compare=(0,),
+    ),
+    *(
+        ms(
+            "GroupQueryAttention",
+            f(batch, steps, 64),
+            f(batch, steps, 32),
+            f(batch, steps, 32),
+            f(batch, 2, past, 16),
+            f(batch, 2, past, 16),
+            lens(*told),
+            Const(np.array(total, np.int32)),
+            *rope(24, 8),
+            attrs={"num_heads": 4, "kv_num_heads": 2, **attrs},
+            outputs=3,
+        )
+        for attrs in ({"do_rotary": 1}, {"local_window_size": 3}, {"softcap": 1.5, "local_window_size": 2})
+        for batch, steps, past, told, total in (
+            (2, 1, 7, (7, 3), 8),  # caches that grow, of sequences that are not equally long
+            (2, 1, 12, (7, 0), 8),  # caches with room
+            (1, 3, 7, (9,), 10),
+            (1, 3, 12, (6,), 7),
+            (1, 5, 0, (4,), 5),  # no past
+            (2, 5, 9, (4, 4), 5),  # the first prompt, into caches with room
+            (1, 1, 0, (0,), 1),
+        )
     ),
     ms(
         "GroupQueryAttention",

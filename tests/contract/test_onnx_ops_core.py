@@ -78,6 +78,7 @@ class TracingCtx:
     opset: int
     n_outputs: int
     numbers: dict[int, list[Any]]
+    traced: bool = True
 
     def ints(self, t: torch.Tensor) -> list[Any]:
         return list(self.numbers[id(t)])

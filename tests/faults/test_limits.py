@@ -127,6 +127,8 @@ def test_the_guard_reads_the_number(name: str, monkeypatch: pytest.MonkeyPatch) 
         (one("Resize", None, np.float32([1, 1, 2, 2]), shape=IMAGE), [1, 1, 8, 8]),
         (one("OneHot", np.int64([0, 1]), np.int64(3), np.float32([0, 1])), [2, 3]),
         (one("Conv", np.ones((2, 1, 3, 3), np.float32), shape=IMAGE, pads=[1, 1, 1, 1]), [1, 2, 4, 4]),
+        (one("Conv", np.ones((2, 1, 33, 33), np.float32), shape=IMAGE, pads=[16, 16, 16, 16]), [1, 2, 4, 4]),
+        (one("Conv", np.ones((2, 1, 5, 5), np.float32), shape=IMAGE, pads=[32] * 4, dilations=[16, 16]), [1, 2, 4, 4]),
         (one("ConvTranspose", np.ones((1, 2, 1, 1), np.float32), shape=IMAGE, strides=[2, 2]), [1, 2, 7, 7]),
         (one("MaxPool", shape=IMAGE, kernel_shape=[2, 2], strides=[2, 2]), [1, 1, 2, 2]),
         (one("CenterCropPad", np.int64([2, 6]), shape=IMAGE, opset=18, axes=[2, 3]), [1, 1, 2, 6]),

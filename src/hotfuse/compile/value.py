@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FIRST_GUESS: dict[str, float] = {
     GroupKind.ATTENTION: 0.8, GroupKind.GEMM_WEIGHT: 0.08, GroupKind.GEMM_ACTIVATION: 0.08, GroupKind.CONVOLUTION: 0.15,
-    GroupKind.RECURRENT: 0.15, GroupKind.EXPERTS: 0.3,
+    GroupKind.RECURRENT: 0.15, GroupKind.EXPERTS: 0.3, GroupKind.NIBBLES: 0.1,
 }  # fmt: skip
 """Seconds to compile a kernel, by kind, before one was seen."""
 _SHRINK = 0.3

@@ -34,6 +34,7 @@ from hotfuse.ir.graph import Kind as NodeKind
 from hotfuse.ir.graph import Node
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.own.experts import EXPERT_OPS
+from hotfuse.ops.own.nibbles import PRODUCT as NIBBLE_PRODUCT
 from hotfuse.ops.schema import draws_random
 from hotfuse.ops.table import Access, lookup, packet
 
@@ -83,6 +84,8 @@ def anchor_kind(node: Node) -> GroupKind:
         return GroupKind.CONVOLUTION
     if packet(node.op) in EXPERT_OPS:
         return GroupKind.EXPERTS
+    if packet(node.op) == NIBBLE_PRODUCT:
+        return GroupKind.NIBBLES
     return _ANCHORS.get(lookup(node.op).access, GroupKind.ROWS)
 
 

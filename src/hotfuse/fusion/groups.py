@@ -32,6 +32,8 @@ from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values, re
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.own.experts import EXPERT_OPS
+from hotfuse.ops.own.nibbles import PRODUCT as NIBBLE_PRODUCT
+from hotfuse.ops.own.nibbles import nibble_product
 from hotfuse.ops.table import Access, lookup, packet
 
 MAX_NODES = 48
@@ -254,6 +256,8 @@ def node_kind(node: Node, params: Container[str]) -> GroupKind:
         return GroupKind.RECURRENT
     if packet(node.op) in EXPERT_OPS:
         return GroupKind.EXPERTS if has_kernel(node, params) else GroupKind.LIBRARY
+    if packet(node.op) == NIBBLE_PRODUCT:
+        return GroupKind.NIBBLES if nibble_product(node, params) else GroupKind.LIBRARY
     if packet(node.op) in _LINEAR:
         weight = node.args[2] if packet(node.op) == "aten.addmm" else node.args[1]
         return GroupKind.GEMM_WEIGHT if isinstance(weight, Value) and weight.name in params else GroupKind.GEMM_ACTIVATION

@@ -19,6 +19,8 @@ class GroupKind(StrEnum):
     RECURRENT = "recurrent"
     EXPERTS = "experts"
     """Rows in the order of the experts they go to, or one product for each expert that has any."""
+    NIBBLES = "nibbles"
+    """Few rows times weights of four bits, which are made floats in registers."""
     ROWS = "rows"
     """Elements, reductions and movement: loops over rows."""
     LIBRARY = "library"
@@ -27,7 +29,7 @@ class GroupKind(StrEnum):
 
 ANCHORS = frozenset(GroupKind) - {GroupKind.ROWS, GroupKind.LIBRARY}
 """Kinds with a loop nest that nothing else fits into."""
-WHOLE_GROUPS = frozenset({GroupKind.ATTENTION, GroupKind.RECURRENT, GroupKind.EXPERTS})
+WHOLE_GROUPS = frozenset({GroupKind.ATTENTION, GroupKind.RECURRENT, GroupKind.EXPERTS, GroupKind.NIBBLES})
 """Kinds whose groups are found as a whole: nobody joins or divides them later."""
 
 

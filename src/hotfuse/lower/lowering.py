@@ -20,6 +20,7 @@ from hotfuse.lower.cpu.expert_order import lower_order
 from hotfuse.lower.cpu.gemm.bmm import lower_product
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.gemm.grouped import lower_grouped
+from hotfuse.lower.cpu.gemm.nibbles import lower_nibbles
 from hotfuse.lower.cpu.group import Options, lower_group
 from hotfuse.lower.cpu.prefetch import with_prefetches
 from hotfuse.lower.cpu.recurrent.group import is_recurrent, lower_recurrent
@@ -29,6 +30,7 @@ from hotfuse.lower.ops.views import is_move
 from hotfuse.lower.primitives.conv import by_planes
 from hotfuse.ops.contract import is_contraction
 from hotfuse.ops.own.experts import ORDER, PRODUCT
+from hotfuse.ops.own.nibbles import PRODUCT as NIBBLE_PRODUCT
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
@@ -56,6 +58,8 @@ def _lowered(graph: Graph, core: Core) -> Lowered:
         return lower_grouped(graph, core, name=_name(graph))
     if any(packet(n.op) == ORDER for n in graph.nodes):
         return lower_order(graph, name=_name(graph))
+    if any(packet(n.op) == NIBBLE_PRODUCT for n in graph.nodes):
+        return lower_nibbles(graph, name=_name(graph))
     if any(packet(n.op) == FUSED for n in graph.nodes) or written(graph):
         return lower_attention(graph, core, name=_name(graph))
     if any(is_product(n) and _between(graph, n) for n in graph.nodes):

@@ -17,7 +17,7 @@ from hotfuse.ops import (
     reduce,
     sym,
 )
-from hotfuse.ops.own import assume, experts
+from hotfuse.ops.own import assume, experts, nibbles
 
 __all__ = [
     "assume",
@@ -28,6 +28,7 @@ __all__ = [
     "index",
     "misc",
     "movement",
+    "nibbles",
     "norm",
     "packed",
     "pointwise",

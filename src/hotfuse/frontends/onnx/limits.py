@@ -100,16 +100,21 @@ def _one_hot(args: Sequence[Any], attrs: Attrs) -> float:
     return _size(args[0]) * _numbers(args[1])[0]
 
 
-def _windows(channels: Callable[[Sequence[Any]], int]) -> Predict:
-    """Convolutions and poolings: the padded input, and the output."""
+def _windows(op: str, channels: Callable[[Sequence[Any]], int]) -> Predict:
+    """Convolutions and poolings: the output, and the padded input, which a convolution of floats has where ends differ alone."""
 
     def predict(args: Sequence[Any], attrs: Attrs) -> float:
         batch, deep, *spatial = args[0].shape
-        pads = attrs.get("pads") or [0] * (2 * len(spatial))
-        strides = attrs.get("strides") or [1] * len(spatial)
-        padded = [n + pads[i] + pads[i + len(spatial)] for i, n in enumerate(spatial)]
-        out = [n / max(1, s) for n, s in zip(padded, strides, strict=True)]
-        return max(batch * deep * math.prod(padded), batch * channels(args) * math.prod(out))
+        rank = len(spatial)
+        pads = attrs.get("pads") or [0] * (2 * rank)
+        strides, dilations = attrs.get("strides") or [1] * rank, attrs.get("dilations") or [1] * rank
+        padded = [n + pads[i] + pads[i + rank] for i, n in enumerate(spatial)]
+        window = list(args[_WEIGHT[op]].shape[2:]) if op in _WEIGHT else [1] * rank
+        out = [
+            -(-max(0, n - (k - 1) * d) // max(1, s)) for n, k, d, s in zip(padded, window, dilations, strides, strict=True)
+        ]
+        held = spatial if op == "Conv" and pads[:rank] == pads[rank:] else padded
+        return max(batch * deep * math.prod(held), batch * channels(args) * math.prod(out))
 
     return predict
 
@@ -129,6 +134,8 @@ def _conv_transpose(args: Sequence[Any], attrs: Attrs) -> float:
     return batch * args[1].shape[1] * int(attrs.get("group", 1)) * max(math.prod(full), math.prod(asked[-rank:]))
 
 
+_WEIGHT = {"Conv": 1, "QLinearConv": 3}
+"""Which input of a convolution says how large its window is."""
 _CHANNELS: dict[str, Callable[[Sequence[Any]], int]] = {
     "AveragePool": lambda a: a[0].shape[1],
     "Conv": lambda a: a[1].shape[0],
@@ -139,7 +146,7 @@ _CHANNELS: dict[str, Callable[[Sequence[Any]], int]] = {
 """Of the result, for operators with windows: their prediction follows from this and the first input's shape."""
 
 PREDICT: dict[str, Predict] = {
-    **{op: _windows(channels) for op, channels in _CHANNELS.items()},
+    **{op: _windows(op, channels) for op, channels in _CHANNELS.items()},
     "AffineGrid": lambda a, at: 3 * _shape_given(a, at, 1),
     "BlackmanWindow": lambda a, at: _numbers(a[0])[0],
     "CenterCropPad": _crop,
@@ -185,13 +192,14 @@ def _guarded_by_shape(
     node: OnnxNode, attrs: Attrs, call: Callable[..., Any], predict: Predict, channels: Callable[[Sequence[Any]], int]
 ) -> Callable[..., Any]:  # fmt: skip
     """The same, reckoned anew when sizes change: in small layers the reckoning took longer than the layer."""
-    fits: tuple[Any, Any, int] | None = None
+    fits: tuple[Any, ...] | None = None
+    weight = _WEIGHT.get(node.op)
 
     def guarded(*args: Any) -> Any:
         nonlocal fits
         first = args[0]
         try:
-            sizes = (first.shape, first.dtype, channels(args))
+            sizes = (first.shape, first.dtype, channels(args) if weight is None else args[weight].shape)
         except (LookupError, AttributeError):
             return call(*args)  # malformed arguments: the operator itself says what is wrong with them
         if sizes != fits:

@@ -46,6 +46,11 @@ class Ctx(Protocol):
         """How many outputs the node declares (trailing absent ones not counted)."""
         ...
 
+    @property
+    def traced(self) -> bool:
+        """Whether a graph is being made: what follows from constants alone is then computed once, not in every call."""
+        ...
+
     def ints(self, t: torch.Tensor) -> list[Any]:
         """The numbers in an integer tensor, flat; symbolic while tracing; raises DataDependent if unknown."""
         ...

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
+from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.ops import attention as ops_attention
 from hotfuse.frontends.onnx.ops.attention import join_heads, repeat_heads, split_heads, window_mask
 from hotfuse.frontends.onnx.ops.quant import matmul_integer
@@ -44,7 +45,8 @@ def _key_mask(mask: Tensor, batch: Any, kv_len: Any) -> Tensor:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, causal: bool, past: Any, scale: float | None, value: float
 ) -> Tensor:
-    """Whole attention; a causal mask that starts after a past is written out."""
+    """Whole attention; a causal mask that starts after a past is written out. One query sees everything before it."""
+    causal = causal and not (_same(q.shape[2], 1) and _same(k.shape[2] - past, 1))
     if causal and bias is None and isinstance(past, int) and past == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     if causal:
@@ -69,16 +71,20 @@ def _self_attention(
 ) -> Any:
     """From projected heads to the joined output; the cache is keys and values stacked."""
     before: Any = 0
+    present: Tensor | None = None
     if past is not None:
         before = past.shape[3]
-        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        present = torch.cat([past, torch.stack([k, v])], 3)
+        k, v = present[0], present[1]
     bias = attention_bias
     if mask is not None:
         keys = _key_mask(mask, q.shape[0], k.shape[2])
         extra = _mask_bias(keys, q.shape[2], k.shape[2], filter_value, q.dtype)
         bias = extra if bias is None else bias + extra
     y = join_heads(_attend(q, k, v, bias, causal=bool(unidirectional), past=before, scale=scale or None, value=filter_value))
-    return y if ctx.n_outputs == 1 else (y, torch.stack([k, v]))
+    if ctx.n_outputs == 1:
+        return y
+    return y, torch.stack([k, v]) if present is None else present
 
 
 @onnx_op("Attention", domain=_MS)
@@ -215,12 +221,55 @@ def rotary_embedding(
     return join_heads(y) if packed else y
 
 
-def _into_cache(cache: Tensor | None, new: Tensor, before: Tensor, length: Any) -> Tensor:
-    """New keys or values written behind each sequence's own past, in a buffer of `length`."""
-    shape = [new.shape[0], new.shape[1], length, new.shape[3]]
-    buffer = new.new_zeros(shape) if cache is None else F.pad(cache, [0, 0, 0, length - cache.shape[2]])
-    at = torch.arange(new.shape[2], device=new.device) + before.reshape(-1, 1, 1)
-    return buffer.scatter(2, at.unsqueeze(3).expand(new.shape), new)
+@dataclass(frozen=True, slots=True)
+class _CachePlaces:
+    """Where the keys and values of a step stand in a cache: behind each sequence's own past."""
+
+    length: Any
+    """Of what the step gives."""
+    steps: Any
+    before: Tensor | None
+    """Keys of each sequence before the step; None where there are none in any."""
+
+    def joined(self, cache: Tensor | None, new: Tensor) -> Tensor:
+        """The past with the new rows behind it, and zeros behind those. Every row is picked, not written to where data say: that
+        fuses with what computes the new ones, and reads and writes the cache once.
+        """
+        if self.before is None or cache is None:
+            return new if _same(self.length, self.steps) else F.pad(new, [0, 0, 0, self.length - self.steps])
+        place = torch.arange(self.length, device=new.device).reshape(1, 1, -1, 1) - self.before.reshape(-1, 1, 1, 1)
+        grown: Any = self.length - cache.shape[2]
+        past = cache if _same(grown, 0) else F.pad(cache, [0, 0, 0, grown])
+        taken = new
+        if not _same(self.steps, 1):
+            shape = [new.shape[0], new.shape[1], self.length, new.shape[3]]
+            taken = new.gather(2, place.clamp(min=0).clamp(max=self.steps - 1).expand(shape))
+        behind = torch.where(place < self.steps, taken, 0.0)
+        return torch.where(place < 0, past, behind)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal, without asking a guard."""
+    return isinstance(a, int) and isinstance(b, int) and a == b
+
+
+def _cache_places(lens: Tensor, steps: Any, total: Any, past: Any) -> _CachePlaces:
+    """Caches grow by the step, or have room already; the first prompt has no past, whatever its padded length says."""
+    if bool(total == past + steps):
+        length = past + steps
+    elif bool(total <= past):
+        length = past
+    else:
+        raise ModelError(
+            "com.microsoft::GroupQueryAttention over a cache of another length",
+            because=f"total_sequence_length is {total}, the past {past} long and the step {steps}",
+            hint="it is the past and the step together, or at most the past where that has room for both",
+        )
+    if bool(steps == total):
+        return _CachePlaces(length, steps, None)
+    keys = torch.arange(length, device=lens.device)
+    last = keys.index_select(0, lens - 1)  # what is told has to be in the cache, which the operator checks in every tier
+    return _CachePlaces(length, steps, keys.index_select(0, last - (steps - 1)))
 
 
 @onnx_op("GroupQueryAttention", domain=_MS)
@@ -264,9 +313,9 @@ def group_query_attention(
         q, k, v = query, key, value
     q, k, v = split_heads(q, num_heads), split_heads(k, kv_num_heads), split_heads(v, kv_num_heads)
     steps, total = q.shape[2], ctx.ints(total_sequence_length)[0]
-    # the first prompt has no past, whatever its padded length says
     lens = seqlens_k.reshape(-1).long() + 1
-    before = torch.zeros_like(lens) if bool(steps == total) else lens - steps
+    places = _cache_places(lens, steps, total, 0 if past_key is None else past_key.shape[2])
+    before = torch.zeros_like(lens) if places.before is None else places.before
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ModelError(
@@ -278,10 +327,16 @@ def group_query_attention(
         dim = 0 if bool(dim == q.shape[3]) else dim
         q = ops_attention.rotary(q, cos, sin, interleaved=bool(rotary_interleaved), dim=dim)
         k = ops_attention.rotary(k, cos, sin, interleaved=bool(rotary_interleaved), dim=dim)
-    length = total if past_key is None else torch.sym_max(past_key.shape[2], total)
-    k, v = _into_cache(past_key, k, before, length), _into_cache(past_value, v, before, length)
+    length = places.length
+    k, v = places.joined(past_key, k), places.joined(past_value, v)
     left = local_window_size - 1 if local_window_size > 0 else -1
-    seen = window_mask(steps, length, before.reshape(-1, 1, 1, 1), causal=True, left=left, right=-1, device=q.device)
+    offset: Any = 0 if places.before is None else places.before.reshape(-1, 1, 1, 1)
+    if places.before is None and left < 0 and attention_bias is None and not softcap and _same(length, steps):
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale or None, enable_gqa=num_heads != kv_num_heads
+        )
+        return join_heads(y), k, v
+    seen = window_mask(steps, length, offset, causal=True, left=left, right=-1, device=q.device)
     assert seen is not None
     if attention_bias is not None:
         gap: Any = length - attention_bias.shape[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from hotfuse.frontends.onnx.ops.quant import (
     shifted,
 )
 from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
+from hotfuse.ops.own.nibbles import MAX_ROWS, WORD, nibble_mm, packed
 
 _MS = "com.microsoft"
 
@@ -312,8 +314,32 @@ def matmul_nbits(
     accuracy_level: int = 0,
     weight_prepacked: int = 0,
 ) -> Tensor:
-    """Weights in blocks along K, each with a scale and a zero point, expanded before the product; once where they are constants."""
+    """Weights in blocks along K, each with a scale and a zero point, expanded before the product; once where they are constants.
+
+    A graph's products of few rows take four bits as they are.
+    """
+    rows: Any = math.prod(a.shape[:-1])
+    if ctx.traced and isinstance(rows, int) and 0 < rows <= MAX_ROWS and g_idx is None and not weight_prepacked:
+        few = _few_rows(a.reshape(rows, -1), b, scales, zero_points, K, N, block_size, bits)
+        if few is not None:
+            y = few.reshape(*a.shape[:-1], N)
+            return y if bias is None else y + bias
     return F.linear(a, _dense(b, scales, zero_points, g_idx, a.dtype, K, N, block_size, bits, weight_prepacked), bias)
+
+
+def _few_rows(
+    rows: Tensor, b: Tensor, scales: Tensor, zero_points: Tensor | None, K: int, N: int, block_size: int, bits: int
+) -> Tensor | None:
+    """The product of few rows with weights of four bits that stay so; None where they are of another kind."""
+    whole = zero_points is None or zero_points.dtype == torch.uint8
+    floats = rows.dtype == scales.dtype == torch.float32
+    if bits != 4 or not whole or not floats or block_size % WORD or not N or not K:
+        return None
+    blocks = -(-K // block_size)
+    zeros = None if zero_points is None else _unpacked(zero_points.reshape(N, -1), bits)[:, :blocks]
+    panels, scale, zero = packed(b.reshape(N, blocks, block_size // 2), scales.reshape(N, blocks), zeros)
+    beyond = blocks * block_size - K
+    return nibble_mm(F.pad(rows, [0, beyond]) if beyond else rows, panels, scale, zero, N)
 
 
 def _dense(

@@ -17,7 +17,7 @@ _PRECISION = {1: torch.float32, 10: torch.float16, 11: torch.float64, 16: torch.
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(batch, time, heads * size) -> (batch, heads, time, size)."""
-    return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
+    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(1, 2)
 
 
 def join_heads(x: Tensor) -> Tensor:

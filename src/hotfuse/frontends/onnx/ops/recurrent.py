@@ -147,6 +147,10 @@ class _Ready:
     def n_outputs(self) -> int:
         return self.ctx.n_outputs
 
+    @property
+    def traced(self) -> bool:
+        return self.ctx.traced
+
     def ints(self, t: Tensor) -> list[Any]:
         return self.ctx.ints(t)
 

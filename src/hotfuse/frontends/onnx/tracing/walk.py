@@ -35,6 +35,8 @@ _STRUCTURAL = frozenset(
 class TraceCtx:
     """The context an operator's function sees while tracing."""
 
+    traced: ClassVar[bool] = True
+
     def __init__(self, level: TracedLevel, opset: int, n_outputs: int) -> None:
         self.level, self.opset, self.n_outputs = level, opset, n_outputs
 
