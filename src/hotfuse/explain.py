@@ -163,7 +163,7 @@ def _explain_entry(engine: Engine, site: Site, entry: Entry) -> dict[str, Any]:
         "refused": {str(k): why for k, why in entry.refused.items()},
         "trying": ", meanwhile ".join(str(key) for key in (entry.trying, entry.meanwhile) if key is not None),
         "on_library": any(layer.on_library for layer in entry.layers),
-        "bets": bets_of(entry),
+        "bets": bets_of(entry, [hit for cache in list(site.caches.values()) for hit in cache.hits()]),
         "inputs_again": inputs_of(entry),
         "inside": inside_of(entry, engine.call_sampler.known(entry.key)),
         "labels": input_labels(engine.model.call, site.spec, entry.baseline.graph.inputs),
