@@ -134,8 +134,8 @@ def agree(fast: Any, model: nn.Module, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("model", "products"), [
-    (lambda: Mixture(linear), 1), (lambda: Mixture(Gated), 3), (lambda: Mixture(linear, 6, 3), 1), (lambda: Mixture(linear, 3, 1), 1),
-    (lambda: Plain(linear), 1), (lambda: Plain(Gated, 5, 2), 3),
+    (lambda: Mixture(linear), 1), (lambda: Mixture(Gated), 3), (lambda: Mixture(linear, 6, 3), 1),
+    (lambda: Mixture(linear, 3, 1), 1), (lambda: Plain(linear), 1), (lambda: Plain(Gated, 5, 2), 3),
 ])  # fmt: skip
 def test_a_loop_over_experts_is_products_by_expert(
     model: Callable[[], nn.Module], products: int, monkeypatch: pytest.MonkeyPatch
