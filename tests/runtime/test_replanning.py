@@ -71,7 +71,8 @@ def test_weights_arrive_at_the_planner_under_default_sampling(monkeypatch: pytes
 
     monkeypatch.setattr(units, "_plan", planning)
     settings = Settings(capture="inline", hot_calls=2, race_s=0.01)
-    with hotfuse.jit(Perceptron().eval(), settings=settings) as fast, torch.no_grad():
+    model = Perceptron().eval()
+    with hotfuse.jit(model, settings=settings) as fast, torch.no_grad():
         assert called_until(fast, lambda: any(d.why is Why.WEIGHTS_MOVED for d in fast._engine.log.decisions))
         entry = entry_of(fast)
         assert not told[0].pieces, "nothing had served when its first plan was made"
@@ -85,7 +86,7 @@ def test_weights_arrive_at_the_planner_under_default_sampling(monkeypatch: pytes
                  for p in served.partitioning.parts]  # fmt: skip
         assert any(f is not None for f in found), "they are weights of groups as planners know them"
         x = torch.randn(8, 64)
-        torch.testing.assert_close(fast(x), Perceptron.forward(fast._engine.model.call, x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 def piece(graph: str, us: float, n: int = 20) -> MeasuredPiece:

@@ -44,7 +44,9 @@ _NUMBERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul,
     "logical_and": lambda a, b: bool(a) and bool(b), "logical_or": lambda a, b: bool(a) or bool(b),
 }  # fmt: skip
-_COMPARED = {f"{of}.{name}": compare for of in ("aten", "sym") for name, compare in _NUMBERS.items()}
+_COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
+    f"{of}.{name}": compare for of in ("aten", "sym") for name, compare in _NUMBERS.items()
+}
 """What is asked of numbers, be they data or the host's."""
 _SIZES = frozenset({SIZE_OF, "aten.sym_size.int"})
 
@@ -191,7 +193,7 @@ class _Loop:
             return rows
         if node.op == "aten.scalar_tensor.default":
             return node.args[0]
-        sides = [self._holds(a.name, turn, rows) if isinstance(a, Value) else a for a in node.args]
+        sides: list[Any] = [self._holds(a.name, turn, rows) if isinstance(a, Value) else a for a in node.args]
         if packet(node.op) == "aten.logical_not":
             return not sides[0]
         compare = _COMPARED.get(packet(node.op))
