@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """`hotfuse watch`: what was seen, what is bet on it, how often that held and what it saved."""
 
 from __future__ import annotations
