@@ -159,10 +159,11 @@ def _explain_entry(engine: Engine, site: Site, entry: Entry) -> dict[str, Any]:
         **explain_plan(entry.plan, entry.calls, entry.notes),
         "facts": entry.guards(),
         "versions": versions,
+        "weights": entry.weighed.lines(() if entry.plan.account is None else entry.plan.account.seen.pieces),
         "refused": {str(k): why for k, why in entry.refused.items()},
         "trying": ", meanwhile ".join(str(key) for key in (entry.trying, entry.meanwhile) if key is not None),
         "on_library": any(layer.on_library for layer in entry.layers),
-        "bets": bets_of(entry),
+        "bets": bets_of(entry, [hit for cache in list(site.caches.values()) for hit in cache.hits()]),
         "inputs_again": inputs_of(entry),
         "inside": inside_of(entry, engine.call_sampler.known(entry.key)),
         "labels": input_labels(engine.model.call, site.spec, entry.baseline.graph.inputs),
@@ -392,6 +393,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
                 out.append("    units: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in account["counts"].items() if n))
                 out += [f"    {line}" for line in account["lines"] if line.startswith("partitioning:")][-8:]
                 out += [f"    {line}" for line in account["lines"] if line.startswith(SEEN)]
+                out += [f"    {line}" for line in plan.get("weights", ())]
                 often = [line for line in account["lines"] if line.startswith(f"unit: {RUNS_A_CALL}")]
                 out += [f"    {line.removeprefix('unit: ')}" for line in often][:8]
                 fused = [line for line in account["lines"] if line.startswith(("unit: take ", "unit: leave "))]

@@ -25,8 +25,10 @@ from hotfuse.hpm.judge import HeldOut
 from hotfuse.hpm.model import TrainingRows
 from hotfuse.hpm.plot import draw
 from hotfuse.hpm.work import NAMES
+from hotfuse.ir.hash import structural_hash
 from hotfuse.ir.text import parse
 from hotfuse.machine.traffic import Moved
+from hotfuse.profile.rows import SubgraphProfile
 from hotfuse.profile.store import Store
 
 GRAPH = "graph main(%x: f32[64, 64]) {\n  %y: f32[64, 64] = aten.relu.default(%x)\n  return %y\n}"
@@ -62,6 +64,34 @@ def test_costs_say_that_a_model_was_left_aside_and_go_on(
     told = CliRunner().invoke(app, ["hpm", "--store", str(place)])
     assert told.exit_code == 0 and ("left aside" in told.stdout) is not fits, told.output
     assert ("no performance model for this machine yet" in told.stdout) is fits
+
+
+CHAIN = """graph main(%x: f32[8, 64]) {
+  %a: f32[8, 64] = aten.relu.default(%x)
+  %b: f32[8, 64] = aten.tanh.default(%a)
+  %y: f32[8, 64] = aten.mul.Tensor(%b, %a)
+  return %y
+}"""
+
+
+def test_costs_have_the_times_of_what_served_and_name_the_sizes(tmp_path: Path) -> None:
+    """A group that served stands with its time at the sizes of the calls; where other sizes are asked for, those are named."""
+    place, graph = tmp_path / "p.sqlite", parse(CHAIN)
+    with Store.open(place) as store:
+        host = this_host(store, measure_peaks=False)
+        ops = " ".join(n.op for n in graph.nodes)
+        store.record_subgraphs([SubgraphProfile(structural_hash(graph), ops, "8x64", host.at.threads, 1, 20, 3e3, 2e3, 3e3, 4e3,
+                                                2048.0, 1024.0, 1.0, "memory", {})], host.machine)  # fmt: skip
+    learned.forget()
+    with used_by(RequestContext(str(place), False).header()):
+        found = costs_module.costs(graph, [(8, 64)])
+        other = costs_module.costs(parse(CHAIN.replace("8,", "16,")), [(16, 64)])
+    learned.forget()
+    (group,) = found["groups"]
+    assert group["measured_us"] == 3.0 and not found["notes"]
+    assert {e["source"] for e in found["edges"]} == {"derived"}
+    assert other["groups"][0]["measured_us"] is None
+    assert other["notes"] == ["nothing served at 16x64; groups of these operators did at 8x64"]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

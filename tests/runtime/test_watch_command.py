@@ -1,8 +1,10 @@
+# pyright: reportPrivateUsage=false
 """`hotfuse watch`: what was seen, what is bet on it, how often that held and what it saved."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import hotfuse.profile.agent as agent_module
 from hotfuse.base.structure import take_call
 from hotfuse.cli import app
 from hotfuse.cli.watch import watched_lines
+from hotfuse.explain import Explanation
 from hotfuse.ir.graph import Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.runtime.observe.labels import input_labels
@@ -87,3 +90,28 @@ def test_inputs_are_called_as_the_models_code_calls_them() -> None:
     assert input_labels(code, spec, values) == {"tensors_0": "a", "tensors_1": "b[0]", "tensors_2": "b[1]", "tensors_4": "last"}
     assert input_labels(code, spec, values[:3]) == {}, "a graph whose inputs are not the leaves of the call"
     assert input_labels(torch.add, take_call((t, t), {}).spec, values[:2]) == {}, "native code says nothing"
+
+
+def for_nine_rows(found: Explanation) -> list[dict[str, Any]]:
+    bets = [b for s in found.to_dict()["sites"] for p in s["plans"] for b in p["bets"]]
+    return [b for b in bets if b["row"] == "sizes" and b["of"].endswith("=9")]
+
+
+def test_versions_for_sizes_say_how_often_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_win(monkeypatch)
+    new_plans_win(monkeypatch)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Tanh()).eval()
+    settings = hotfuse.Settings(capture="inline", hot_calls=2, watch_rate=2)
+    with torch.no_grad(), hotfuse.jit(model, settings=settings) as fast:
+        for rows in (3, 5, 6, 7, *[9] * 120, 4, 8, 9):
+            x = torch.randn(rows, 12)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+        found = fast.explain(full=True)
+        (bet,) = for_nine_rows(found)
+        before = bet["held"]
+        assert before > 0 and bet["missed"] >= 2 and bet["ms_saved"] is not None and bet["values"] == ["tensors_0"]
+        fast(torch.randn(9, 12))
+        assert [b["held"] for b in for_nine_rows(fast.explain(full=True))] == [before + 1]
+        shown = "\n".join(watched_lines(found.to_dict()))
+        assert f"bet: sizes ({bet['of']}): held in {before} of {before + bet['missed']} calls" in shown, shown
+        assert "bet on it: sizes" in shown

@@ -77,6 +77,8 @@ class Why(StrEnum):
     WON_BEFORE = "it won in an earlier process, and was proven again"
     LOST_BEFORE = "it lost in earlier processes for certain, and nothing it rested on has changed"
     BOTTLENECK = "a strategy addresses what limits it"
+    WEIGHTS_MOVED = "its partitions take other parts of the time than it was planned by"
+    SAME_PLAN = "planned again, it is what serves"
     UNPROMISING = "such a strategy did not help against this bottleneck before"
     SPEED_CHANGED = "the machine runs at another speed than before"
     STORE_DAMAGED = "the profile store was damaged; a new one was begun"

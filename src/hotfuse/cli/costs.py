@@ -13,10 +13,17 @@ from hotfuse.cli.output import heading, print_json, rows
 
 if TYPE_CHECKING:
     from hotfuse.fusion.closed import UseIndex
+    from hotfuse.fusion.groups import Group
     from hotfuse.ir.graph import Graph
 
 MOST_KEPT = 64
 """Profiles of one group that are looked through for the sizes in hand."""
+LEAST_NODES = 3
+"""Operators of a group from which on it says which model it is of."""
+MOST_SIZES = 4
+"""Sizes that are named where nothing served at those in hand."""
+BEFORE_GROUPS = 3
+"""Passes of grouping in front of the engine: rules, appends, layouts."""
 MAX_EDGES_SHOWN = 40
 """Edges that a terminal is shown, the dearest; JSON has all."""
 
@@ -44,31 +51,27 @@ def show_costs(graph: Graph, shapes: Sequence[tuple[int, ...]], *, as_json: bool
 
 
 def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    """Edges, groups and decisions as plain data."""
+    """Edges, groups and decisions as plain data: of the graph that tier 1 is planned of, by the same passes and the same engine."""
     from hotfuse.analysis.shapes import Mismatch, bind
+    from hotfuse.base.passes import run_all
     from hotfuse.compile.learn.learned import foresight, left_aside
-    from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
-    from hotfuse.compile.unit.planning import arranged
-    from hotfuse.compile.unit.units import measuring
+    from hotfuse.compile.unit.grouping import GROUPING, GroupedGraph, first_groups
+    from hotfuse.compile.unit.kernel_cache import kernel_cache
+    from hotfuse.compile.unit.planning import planned, planner
+    from hotfuse.compile.unit.units import grouping_job, measuring
     from hotfuse.fusion.closed import UseIndex
-    from hotfuse.fusion.engine import FusionPlanner
     from hotfuse.fusion.explain import edges, lines
-    from hotfuse.fusion.forecast import RooflinePredictor, Trained
-    from hotfuse.fusion.groups import group
     from hotfuse.ops.table import packet
-    from hotfuse.simplify import simplify
 
     sizes = bind(graph, shapes)
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
     ahead, aside = foresight(), left_aside()
-    predict = RooflinePredictor(kernel_cache().peaks) if ahead is None else Trained(ahead.predictor)
-
-    def lowers(piece: Graph) -> str:
-        return kernel_cache().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
-
-    ready, layouts = arranged(simplify(graph)[0], sizes, kernel_cache().core, lowers, from_env().objective, measuring(sizes))
-    found = FusionPlanner(predict, kernel_cache().core, objective=from_env().objective).plan(ready, group(ready), sizes)
+    job = grouping_job(sizes, from_env().objective, measuring(sizes))
+    laid: GroupedGraph = run_all(GROUPING[:BEFORE_GROUPS], graph, job)
+    engine = planner(job.core, job.lowers, job.objective, gate=job.gate)
+    assert engine is not None  # kernels can be measured here
+    found = planned(engine, laid.graph, first_groups(laid.graph), sizes)
     index, shown = UseIndex(found.graph, sizes), " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
     took = {g: us for g in found.groups if (us := _served_us(index, g.nodes, shown)) is not None}
     off = {g: us * 1e-6 / found.costs[g].seconds for g, us in took.items() if found.costs[g].known and found.costs[g].seconds}
@@ -84,9 +87,23 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
         "predictor": "rooflines" if ahead is None else f"model {ahead.predictor.model.version}",
         "total_us": found.after.seconds * 1e6,
         "groups": groups, "edges": [e.to_dict() for e in edges(found.graph, found.groups, sizes, kernel_cache().peaks, off)],
-        "decisions": [*layouts, *lines(found)],
-        "notes": [f"{why}; predicted by rooflines instead: hotfuse calibrate" for why in aside],
+        "decisions": [*laid.choices, *lines(found)],
+        "notes": [*(f"{why}; predicted by rooflines instead: hotfuse calibrate" for why in aside),
+                  *([] if took else _served_otherwise(index, found.groups, shown))],
     }  # fmt: skip
+
+
+def _served_otherwise(index: UseIndex, groups: Sequence[Group], shapes: str) -> list[str]:
+    """Where nothing served at these sizes: those that groups of the same operators did serve at, for who chose sizes."""
+    from hotfuse.compile.learn.learned import notes
+    from hotfuse.runtime.observe.record import MOST_OPS
+
+    if (kept := notes()) is None:
+        return []
+    here = {" ".join(index.graph.nodes[i].op for i in g.nodes)[:MOST_OPS] for g in groups if len(g.nodes) >= LEAST_NODES}
+    rows_ = (r for r, _, _ in kept.store.top_subgraphs(kept.host.machine, MOST_KEPT) if r.tier > 0 and r.sizes != shapes)
+    sizes = dict.fromkeys(r.sizes for r in rows_ if r.ops in here)
+    return [f"nothing served at {shapes}; groups of these operators did at {', '.join(list(sizes)[:MOST_SIZES])}"] if sizes else []
 
 
 def _served_us(index: UseIndex, nodes: Sequence[int], shapes: str) -> float | None:

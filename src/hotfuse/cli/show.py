@@ -96,7 +96,7 @@ def _show_stage(model: CapturedModel, stage: StageName, kernel: str, *, as_json:
     elif stage is StageName.PARTITIONS:
         _show_partitions(captured.graph, shapes, as_json=as_json)
     elif stage is StageName.COSTS:
-        show_costs(captured.graph, shapes, as_json=as_json)
+        show_costs(_graph_after(model, StageName.NUMBERS.value)[0], shapes, as_json=as_json)
     elif stage in (StageName.TRITON, StageName.PTX):
         show_device_kernels(captured.graph, shapes, stage.value, kernel, as_json=as_json)
     else:

@@ -37,11 +37,14 @@ class Account:
     """What a call was predicted to take, where a model knows this machine."""
     seen: TrafficSeen = NOTHING_SEEN
     """What it was planned by."""
+    grouping: str = ""
+    """A name for the groups that planning came to, before trials changed them; empty where nobody knows."""
 
     def to_dict(self) -> dict[str, object]:
         """A plain dict for JSON."""
         return {"history": [d.to_dict() for d in self.history], "units": list(self.units), "counts": dict(self.counts),
-                "predicted_us": self.predicted_us, "seen": asdict(self.seen)}  # fmt: skip
+                "predicted_us": self.predicted_us, "seen": asdict(self.seen),
+                "grouping": self.grouping}  # fmt: skip
 
     def lines(self) -> list[str]:
         """The same for a reader."""

@@ -19,7 +19,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile import pairs
-from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState
+from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState, grouping_name
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
 from hotfuse.compile.request_bodies import PlanRequest, Request, RequestBody, UnitRequest
 from hotfuse.compile.request_context import RequestContext, RequestSettings
@@ -98,6 +98,8 @@ class Compilation:
     clock: Callable[[], float] = time.monotonic
     graph: CompileGraph = field(default_factory=CompileGraph)
     owner: str = field(default_factory=lambda: f"compilation {next(_serial)}")
+    grouping: str = ""
+    """A name for the groups that planning came to."""
     _flying: dict[Future[wire.Message], Unit] = field(default_factory=dict[Future[wire.Message], Unit])
     _seen: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -113,6 +115,9 @@ class Compilation:
         asked = self.executor.submit(task)
         with background_priority.waiting():
             answer, _ = wire.checked(asked.result())
+        self.grouping = grouping_name(answer["bodies"])
+        if self.demand.serving == self.grouping:
+            raise CaptureError("the graph is grouped as it is", because="measured weights change no choice", why=Why.SAME_PLAN)
         with self._lock:
             self.peaks = CorePeaks(**answer["peaks"])
             if self.history is not None:

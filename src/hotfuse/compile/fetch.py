@@ -74,7 +74,8 @@ def account(compilation: Compilation) -> Account:
     """What became of its units so far."""
     counts = {k: compilation.graph.counts[k] for k in COUNTED}
     graph = compilation.graph
-    return Account(graph.history(), tuple(compilation.describe()), counts, graph.predicted_us, compilation.seen)
+    return Account(graph.history(), tuple(compilation.describe()), counts, graph.predicted_us, compilation.seen,
+                   compilation.grouping)
 
 
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings, *, unfinished: bool = False) -> RunParts:

@@ -19,6 +19,7 @@ from hotfuse.analysis.resources import Bound, ResourceUse, Work
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.account import RUNS_A_CALL
 from hotfuse.compile.frequency import ControlBodies, Outcomes, frequencies, sides
+from hotfuse.compile.request_context import text_id
 from hotfuse.compile.value import Facts
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire
@@ -92,6 +93,11 @@ class GraphLevel:
     def control(self, number: int) -> Node:
         """The control node that a partition is."""
         return self.parts.graph.nodes[self.parts.part(number).nodes[0]]
+
+
+def grouping_name(bodies: Sequence[Mapping[str, Any]]) -> str:
+    """A name for the groups that a worker answered with: equal for the same groups of the same graph."""
+    return text_id(repr([(b["id"], [(g["nodes"], g["kind"]) for g in b["groups"]]) for b in bodies]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def recipe_of(graph: str, sizes: Mapping[str, int], settings: Settings, demand: 
     if folder is None:
         return None
     basis = code_basis(settings, threads_for(settings), sizes)
-    wanted = repr((demand.strategies, demand.focus))
+    wanted = repr((demand.strategies, demand.focus, *([demand.replanned] if demand.replanned else [])))
     return Recipe(folder, Address("plan", digest(graph, wanted), basis))
 
 
@@ -163,7 +163,7 @@ def _account_from(data: Mapping[str, Any]) -> Account:
     )
     counts = {k: int(data["counts"].get(k, 0)) for k in COUNTED}
     return Account(diffs, tuple(str(u) for u in data["units"]), counts, data["predicted_us"],
-                   decoded(TrafficSeen, data.get("seen", {}), "a kept plan"))  # fmt: skip
+                   decoded(TrafficSeen, data.get("seen", {}), "a kept plan"), str(data.get("grouping", "")))  # fmt: skip
 
 
 def _verdict(address: Address) -> Address:

@@ -88,6 +88,10 @@ class Demand:
     """The groups that they are about, as `compile.request_context.text_id` calls them, between commas; empty for grouping."""
     gain: float = LATER_PLAN_GAIN
     """The part of the calls' time that is expected to be saved: how much of a busy machine the work may count on."""
+    replanned: str = ""
+    """Not empty where a graph that is served is planned again by weights as measured: what they are, in short."""
+    serving: str = ""
+    """The grouping that serves then (`Account.grouping`): where planning comes to the same, nothing is compiled."""
     of_late: Callable[[], Sequence[tuple[int, ...]] | None] | None = field(default=None, compare=False, repr=False)
     """Asked while the graph is compiled: the shapes of inputs that most calls bring by then; None where no kind is most."""
     outcomes: Callable[[], Outcomes] = field(default=dict[str, ControlSeen], compare=False, repr=False)

@@ -27,6 +27,7 @@ from hotfuse.profile.agent import Sampler
 from hotfuse.profile.traffic import MeasuredPiece
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
+from hotfuse.runtime.observe.graph_weights import GraphWeights
 from hotfuse.runtime.observe.repeats import InputRepeats
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import CallSamples, Signature
@@ -132,8 +133,12 @@ class Entry:
     """What was tried and lost, with the reason; not tried again until something changed."""
     findings: tuple[Finding, ...] = ()
     """What limits the partitions of its plan, the slowest first, as the calls that were looked at showed it."""
-    measured: tuple[MeasuredPiece, ...] = ()
-    """What those took in the call that the plan was raced on: for who plans before calls were sampled."""
+    weighed: GraphWeights = GraphWeights()
+    """What partitions of its graph took while they served, for whoever plans for it."""
+    planned_by: tuple[MeasuredPiece, ...] | None = None
+    """The weights that it was last planned again by, whatever came of it; None: what its plan was made by."""
+    replans: int = 0
+    """How often that was, since decisions were opened last."""
     trade: Trade | None = None
     """What the plan that was deployed last costs and what the one before it cost."""
     stamp: tuple[int, ...] = ()

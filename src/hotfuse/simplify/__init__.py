@@ -5,6 +5,7 @@ from hotfuse.ir.rewrite import RewriteTrace, Rule, apply
 from hotfuse.simplify import identities, redundant
 from hotfuse.simplify.dead_rows import without_dead_rows
 from hotfuse.simplify.einsum import einsums_as_products
+from hotfuse.simplify.expert_loops import expert_loops
 from hotfuse.simplify.picked_rows import without_unpicked_rows
 
 TIER0: tuple[Rule, ...] = (*redundant.RULES, *identities.RULES)
@@ -17,16 +18,18 @@ def simplify(graph: Graph, rules: tuple[Rule, ...] = TIER0) -> tuple[Graph, tupl
 
 
 def simplify_captured(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-    """A graph as a front end gives it, as every tier begins with it: without needless nodes, with einsums as products, and without
-    rows that nobody reads or data do not pick.
+    """A graph as a front end gives it, as every tier begins with it: without needless nodes, with einsums and loops over experts as
+    products, and without rows that nobody reads or data do not pick.
     And what `explain()` says of that.
     """
     graph, _ = simplify(einsums_as_products(graph)[0])
+    graph, loops = expert_loops(graph)
     fewer, products = without_dead_rows(graph)
     picked, by_data = without_unpicked_rows(fewer)
-    if not products and not by_data:
+    if not products and not by_data and not loops:
         return graph, ()
     said = (
+        (f"{loops} loops over experts are products by expert: no expert picks rows of its own", loops),
         (f"rows that nobody reads are not computed: {products} products make one row of each sequence", products),
         (f"rows that data do not pick are not computed: {by_data} products make the picked ones alone", by_data),
     )

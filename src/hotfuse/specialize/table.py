@@ -31,6 +31,8 @@ class AttemptKey:
 FUSED, AGAINST = "fused", "against"
 TIER1 = AttemptKey(FUSED, tier=1)
 PART_OF_TIER1 = AttemptKey(FUSED, "part of tier 1", 1)
+REPLANNED = AttemptKey(FUSED, "tier 1 by measured weights", 1)
+"""Tier 1 grouped anew by what its partitions took while they served."""
 DEVICE_KERNELS = AttemptKey("device kernels")
 """Kernels generated for an accelerator, instead of the library's."""
 

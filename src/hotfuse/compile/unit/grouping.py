@@ -73,11 +73,15 @@ def _layouts(graph: Graph, job: GroupingJob) -> GroupedGraph:
 
 
 def _groups(found: GroupedGraph, job: GroupingJob) -> GroupedGraph:
-    apart = shared_views(found.graph)
-    first = group(found.graph, lambda node: not any(v.name in apart for v in node.outs))
-    graph, groups, choices = adjusted(found.graph, first, job.sizes, job.core, job.lowers, job.objective, gate=job.gate,
-                                      seen=job.seen)  # fmt: skip
+    graph, groups, choices = adjusted(found.graph, first_groups(found.graph), job.sizes, job.core, job.lowers, job.objective,
+                                      gate=job.gate, seen=job.seen)  # fmt: skip
     return GroupedGraph(graph, groups, (*found.choices, *choices))
+
+
+def first_groups(graph: Graph) -> tuple[Group, ...]:
+    """The groups that the engine begins with, by access class."""
+    apart = shared_views(graph)
+    return tuple(group(graph, lambda node: not any(v.name in apart for v in node.outs)))
 
 
 def shared_views(graph: Graph) -> frozenset[str]:

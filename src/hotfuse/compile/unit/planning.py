@@ -16,7 +16,7 @@ from hotfuse.compile.request_context import strategies
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion import explain
 from hotfuse.fusion.dense_images import dense_images
-from hotfuse.fusion.engine import Contest, FusionPlanner
+from hotfuse.fusion.engine import Contest, FusionPlanner, Planned
 from hotfuse.fusion.forecast import Predictor, Trained
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import CandidateKind
@@ -67,6 +67,18 @@ def adjusted(
 
     `seen`: what calls showed, which the engine weighs candidates by.
     """
+    engine = planner(core, lowers, objective, predict, gate, seen)
+    if engine is None:
+        return graph, tuple(groups), []
+    found = planned(engine, graph, groups, sizes)
+    return found.graph, found.groups, explain.lines(found, MOST_LINES)
+
+
+def planner(
+    core: Core, lowers: Callable[[Graph], str], objective: Objective = "latency", predict: Predictor | None = None,
+    gate: Gate | None = None, seen: SeenCosts | None = None,
+) -> FusionPlanner | None:  # fmt: skip
+    """The engine as it is asked on this machine; None where nobody can predict or measure."""
     contest = None
     if predict is None:
         ahead = foresight()
@@ -75,7 +87,7 @@ def adjusted(
         elif gate is not None:
             predict = gate.rooflines
         else:
-            return graph, tuple(groups), []
+            return None
         if gate is not None and (ahead is None or not ahead.believed):
             contest = None if objective == "memory" else gate.contest  # bytes need no clock
     only = frozenset(k for k in KINDS if k.value in strategies())
@@ -84,5 +96,9 @@ def adjusted(
         seen=seen or SeenCosts(),
     )
     engine.contest = contest
-    found = engine.best(graph, groups, sizes) if contest is None else engine.plan(graph, groups, sizes)
-    return found.graph, found.groups, explain.lines(found, MOST_LINES)
+    return engine
+
+
+def planned(engine: FusionPlanner, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
+    """What the engine makes of groups: by what it predicts alone also of none, else from these on."""
+    return engine.best(graph, groups, sizes) if engine.contest is None else engine.plan(graph, groups, sizes)

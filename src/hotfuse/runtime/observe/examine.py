@@ -27,7 +27,7 @@ from hotfuse.compile.workers.task import Task
 from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.findings import MAX_PARTITIONS, PartitionQuestion, findings, questions, timed
 from hotfuse.runtime.observe.record import Recorder
-from hotfuse.runtime.observe.traffic import MOST_PIECES, piece
+from hotfuse.runtime.observe.traffic import MOST_PIECES, piece, weigh
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 
@@ -45,8 +45,10 @@ class Examiner:
 
     def due(self, entry: Entry) -> bool:
         """Whether an entry should be examined after this look; for the call path."""
-        if not self._recorder.on or not self._settings.watch or entry.examining:  # questions must not pile up behind compiling
+        if not self._settings.watch or entry.examining:  # questions must not pile up behind compiling
             return False
+        if not self._recorder.on:  # nothing is kept for later processes, but what serves is weighed for this one
+            return entry.samples.taken % (SELDOM if entry.weighed.steady() else OFTEN) == 0
         fresh = bool(entry.findings) and entry.findings[0].tier == entry.plan.tier
         return entry.samples.taken % (SELDOM if fresh else OFTEN) == 0
 
@@ -60,6 +62,9 @@ class Examiner:
         """Examine an entry by what sampled calls showed; for the background."""
         asked = False
         try:
+            weigh(self._call_sampler, entry)
+            if not self._recorder.on:
+                return
             self.write(entry)
             if (known := self._call_sampler.known(entry.key)) is not None:
                 number, seen, names = known
@@ -71,16 +76,17 @@ class Examiner:
 
     def raced(self, entry: Entry, plan: Plan, call: Sequence[torch.Tensor]) -> None:
         """Examine a plan that has just won a race, before anybody sampled it; for the background."""
-        if not self._recorder.on or plan is not entry.plan:
+        if plan is not entry.plan:
             return
         threads = torch.get_num_threads()
         try:
             asked = timed(plan, call, threads, MOST_PIECES)
-            entry.measured = tuple(piece(q) for q in asked)
+            entry.weighed = entry.weighed.updated([piece(q) for q in asked])
         except Exception:  # the plan serves all the same, and sampled calls will show it
             self._log.count("examinations_failed")
             return
-        self._ask(entry, asked[:MAX_PARTITIONS], threads)
+        if self._recorder.on:
+            self._ask(entry, asked[:MAX_PARTITIONS], threads)
 
     def _ask(self, entry: Entry, asked: Sequence[PartitionQuestion], threads: int) -> bool:
         """Have a worker make sense of times; nobody waits for it. False where there is nothing to ask."""

@@ -4,22 +4,28 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from hotfuse.ir.dims import symbols
+from hotfuse.ir.types import dims_of
 from hotfuse.ops.own.experts import PRODUCT
 from hotfuse.ops.table import packet
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Flag
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.runtime.plan import BetCount
-from hotfuse.runtime.site import Entry
-from hotfuse.specialize.table import ZERO_ROWS, row, sizes_key
+from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.site import Entry, Route
+from hotfuse.specialize.table import SIZES, ZERO_ROWS, row, sizes_key
 
 
-def bets_of(entry: Entry) -> list[dict[str, Any]]:
+def bets_of(entry: Entry, hits: Sequence[tuple[Route, int]] = ()) -> list[dict[str, Any]]:
     """Every specialization of the plan that serves, the outermost first, then versions for sizes.
 
     Where the plan itself does not measure what a bet saves, it is what the race before showed, for every call in which it held.
+    `hits`: which routes calls of the site took, as its inline caches count them; a version missed what the entry's plan got.
     """
     plans = (entry.plan, *entry.versions.values())
     found: list[dict[str, Any]] = []
@@ -38,14 +44,26 @@ def bets_of(entry: Entry) -> list[dict[str, Any]]:
             "ms_saved": None if saved is None else round(saved * 1e3, 3), "measured": bool(known),
             "since_s": None if won is None else round(time.time() - won.at, 1),
         })  # fmt: skip
+    taken = Counter[Signature | None]()
+    for route, calls in hits:
+        if route.entry is entry and (route.version is None or entry.versions.get(route.signature or ()) is route.version):
+            taken[route.signature] += calls
     for signature in entry.versions:
-        won = entry.won.get(sizes_key(signature))
+        won, held = entry.won.get(sizes_key(signature)), taken[signature]
+        sizes = ", ".join(f"{n}={size}" for n, size in zip(entry.symbols, signature, strict=True))
         found.append({
-            "row": sizes_key(signature).row, "of": sizes_key(signature).about, "values": [], "guard": row("sizes").guard,
-            "held": None, "missed": None, "ms_saved": None, "measured": False,
+            "row": SIZES, "of": sizes, "values": _sized(entry, signature), "guard": row(SIZES).guard,
+            "held": held, "missed": sum(taken.values()) - held,
+            "ms_saved": None if won is None else round(held * max(0.0, won.us_before - won.us_after) * 1e-3, 3), "measured": False,
             "since_s": None if won is None else round(time.time() - won.at, 1),
         })  # fmt: skip
     return found
+
+
+def _sized(entry: Entry, signature: Signature) -> list[str]:
+    """Inputs whose sizes a version bets on."""
+    bet = {n for n, _ in zip(entry.symbols, signature, strict=True)}
+    return [v.name for v in entry.baseline.graph.inputs if any(symbols(d) & bet for d in dims_of(v.type))]
 
 
 def inputs_of(entry: Entry) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """What calls of an entry were seen to bring, put together for whoever plans for it; for the background.
 
-Sampled calls tell what partitions take (before there are any, the call that their plan was raced on) and what masks hide, kept
-calls which sizes data have, and counts of calls which sizes they come in. Nothing of it is asked for on the path of a call.
+Sampled calls tell what partitions take (before there are any, the call that their plan was raced on; both are weights of the graph,
+`runtime.observe.graph_weights`) and what masks hide, kept calls which sizes data have, and counts of calls which sizes they come
+in. Nothing of it is asked for on the path of a call.
 """
 
 from __future__ import annotations
@@ -57,16 +58,25 @@ def traffic_of(sampler: CallSampler, entry: Entry, log: EventLog) -> Callable[[G
 
     def seen(graph: Graph) -> TrafficSeen:
         known = sampler.known(entry.key)
-        masks, pieces = (), ()
+        masks = ()
         if known is not None:
             number, found, names = known
             masks = _masks(found, lambda item: names.item_name(number, item))
-            if entry.plan is not entry.baseline:
-                asked = questions(entry.plan, found, number, names, torch.get_num_threads(), MOST_PIECES)
-                pieces = tuple(map(piece, asked))
-        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), pieces or entry.measured)
+            weigh(sampler, entry)
+        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), entry.weighed.told())
 
     return told
+
+
+def weigh(sampler: CallSampler, entry: Entry) -> None:
+    """Take what sampled calls showed of the serving plan's partitions into the weights of its graph; in the background."""
+    plan, known = entry.plan, sampler.known(entry.key)
+    if known is None or plan is entry.baseline:
+        return
+    number, found, names = known
+    pieces = tuple(map(piece, questions(plan, found, number, names, torch.get_num_threads(), MOST_PIECES)))
+    if plan is entry.plan:  # else they are of a plan that serves no longer
+        entry.weighed = entry.weighed.updated(pieces)
 
 
 def as_planned(entry: Entry) -> Callable[[Graph], TrafficSeen]:

@@ -167,7 +167,7 @@ class Attempt:
 
 def exchange(entry: Entry, better: Plan, layers: tuple[Layer, ...] = (), *, kept: bool = False) -> None:
     """Swap the plan of an entry: one reference store. `kept`: the old one goes on serving inside of the new one."""
-    old, entry.plan, entry.layers, entry.measured = entry.plan, better, layers, ()
+    old, entry.plan, entry.layers, entry.weighed = entry.plan, better, layers, entry.weighed.exchanged()
     if not any(layer.key.row == BRANCH for layer in layers):
         entry.bets = {}
     if old is not entry.baseline and not kept:

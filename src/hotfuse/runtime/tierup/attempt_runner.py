@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from hotfuse.analysis.ties import quanta_of
-from hotfuse.base.errors import HotfuseError
+from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
 from hotfuse.compile.request_context import context_of, settings_of
@@ -36,6 +36,7 @@ from hotfuse.runtime.warm_start import MadeOf
 from hotfuse.specialize.table import (
     NAMES,
     PLACED,
+    REPLANNED,
 )
 
 DEVICE_WARM_UPS = 4
@@ -89,7 +90,8 @@ class AttemptRunner:
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
             reason = text.strip(": ").splitlines()[0][:500]
-            self._context.refuse(entry, key, Why.NOT_COMPILED, reason, tier=tier, what=reason, **about)
+            why = Why.SAME_PLAN if isinstance(e, CaptureError) and e.why is Why.SAME_PLAN else Why.NOT_COMPILED
+            self._context.refuse(entry, key, why, reason, tier=tier, what=reason, **about)
             return
         if proof.difference:
             self._context.refuse(entry, key, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
@@ -164,6 +166,8 @@ class AttemptRunner:
             if (worth := recipe_verdict(trial, first)) is not None:
                 us = trial.old_us if first is None else first
                 begun_with = old.recipe if not worth and old.recipe is not None and old.recipe.verdict is not None else None
+                if trial.won and key == REPLANNED and old.recipe is not None:  # the next process begins with it
+                    recipe.beat(old.recipe, {**evidence, "us_before": round(us, 1)})
                 if begun_with is None or not begun_with.beat(recipe, {**evidence, **dict(begun_with.verdict or {})}):
                     recipe.judged(won=worth, evidence={**evidence, "us_before": round(us, 1)})
         if not trial.won:

@@ -28,6 +28,7 @@ from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.machine import team
 from hotfuse.machine.cores import usable_cores
+from hotfuse.runtime.observe.graph_weights import GraphWeights
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.serve.device_caches import StaticCacheRun
@@ -49,7 +50,7 @@ from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.own_code import compare
 from hotfuse.runtime.tierup.proof import Proof
 from hotfuse.runtime.tierup.skipping import suspected
-from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
+from hotfuse.runtime.tierup.strategies import against, attempts, failed_before, replanned, weights_moved
 from hotfuse.runtime.tierup.tier1 import fused, known
 from hotfuse.runtime.tierup.tiers import is_hot, weighs
 from hotfuse.runtime.warm_start import RecalledStart
@@ -59,6 +60,7 @@ from hotfuse.specialize.table import (
     LAYERED,
     PADDING,
     PLACED,
+    REPLANNED,
     SIZES,
     TIER1,
     ZERO_ROWS,
@@ -210,7 +212,8 @@ class Improver:
         self._notice_sides(entry)
         if self._consider_rows(site, entry, LAYERED) or self._consider_bottleneck(entry):
             return
-        self._consider_rows(site, entry, (SIZES,))
+        if not self._consider_rows(site, entry, (SIZES,)):
+            self._consider_weights(entry)
 
     def _first_plan(self, site: Site, entry: Entry) -> None:
         """Begin what is to replace library kernels: tier 1, or live rows alone where most rows are padding. Whichever comes first,
@@ -261,10 +264,12 @@ class Improver:
         before, entry.stamp = entry.stamp, stamp
         entry.refused.clear()
         entry.retries.clear()
+        entry.replans = 0
         changed = [what for what, was, now in zip(STAMP, before, stamp, strict=False) if was != now]
         if "traffic" in changed:
             site.reopen()
         if changed and MACHINE.intersection(changed):
+            entry.weighed, entry.planned_by = GraphWeights(), None  # measured as it was, and nothing of it holds
             entry.own_ratio = None if entry.plan is entry.baseline else entry.own_ratio
             for audit in list(entry.audits.values()):
                 audit.reopen(entry.calls)
@@ -312,6 +317,14 @@ class Improver:
             self._attempt(entry, attempt, partial(against, self._context, entry, finding, strategy, attempt))
             return True
         return False
+
+    def _consider_weights(self, entry: Entry) -> None:
+        """Where partitions take other parts of the time than their plan was made by, its graph is planned again."""
+        if (moved := weights_moved(entry)) > 0:
+            us = sum(p.us for p in entry.weighed.serving)
+            self._context.decide(Action.SPECIALIZE, Why.WEIGHTS_MOVED, moved=round(moved, 3), us=round(us, 1),
+                                 partitions=len(entry.weighed.serving))  # fmt: skip
+            self._attempt(entry, REPLANNED, partial(replanned, self._context, entry))
 
     def _promising(self, entry: Entry, strategy: Strategy, attempt: AttemptKey) -> bool:
         """Whether a strategy is worth a try against what limits the plan now: not where it has failed again and again."""

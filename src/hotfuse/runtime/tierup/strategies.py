@@ -7,6 +7,8 @@
 | library | the slowest partition by the library's kernels, all else as it was |
 | threads | the slowest partition on the calling thread alone |
 
+| none | the graph grouped anew by what its partitions took while they served, when that is not what it was planned by |
+
 What is built is proven and raced as any plan is (`runtime.tierup.attempt_runner`); the outcome moves the promise of the strategy.
 """
 
@@ -19,7 +21,8 @@ from functools import partial
 import torch
 
 from hotfuse.analysis.convolution import is_convolution
-from hotfuse.base.errors import InternalError
+from hotfuse.base.errors import CaptureError, InternalError
+from hotfuse.base.events import Why
 from hotfuse.compile.request_context import text_id
 from hotfuse.hpm.bottleneck import Ledger, Strategy, Tried
 from hotfuse.ir.hash import structural_hash
@@ -31,12 +34,16 @@ from hotfuse.runtime.observe.traffic import as_planned
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange
-from hotfuse.specialize.table import AGAINST, AttemptKey
+from hotfuse.specialize.table import AGAINST, REPLANNED, AttemptKey
 
 WORTH = 0.2
 """Part of the time that the slowest partition must take for a plan to be made anew because of it."""
 LEAST_PROMISE = 0.2
 """A strategy that helps more seldom against a bottleneck is not tried any more."""
+MOVED = 0.15
+"""Part of the time that must lie elsewhere than a plan was planned by for its graph to be planned again."""
+MOST_REPLANS = 3
+"""Times that a graph is planned again by weights until something else changes: groupings that measure alike must not take turns."""
 _S = Strategy
 FUSIONS = frozenset({_S.VERTICAL, _S.EPILOGUE, _S.HORIZONTAL, _S.TILING, _S.RECOMPUTE, _S.SPLIT})
 """Strategies that the fusion engine carries out."""
@@ -92,6 +99,37 @@ def against(context: AttemptContext, entry: Entry, finding: Finding, strategy: S
 
     calls = entry.samples.several(PROVEN_ON)
     return Attempt(attempt, make, lambda: entry.plan, calls, partial(exchange, entry), (finding.bottleneck, strategy))
+
+
+def weights_moved(entry: Entry) -> float:
+    """The part of the time that lies elsewhere than a plan of tier 1 was planned by, where that is enough to plan it again; else 0.
+    What it was planned by are predictions at first, which say nothing of what was measured.
+    """
+    plan = entry.plan
+    if plan.tier != 1 or entry.layers or plan.account is None or entry.replans >= MOST_REPLANS or not entry.weighed.steady():
+        return 0.0
+    moved = entry.weighed.moved(plan.account.seen.pieces if entry.planned_by is None else entry.planned_by)
+    return moved if moved >= MOVED else 0.0
+
+
+def replanned(context: AttemptContext, entry: Entry) -> Attempt | None:
+    """Tier 1 grouped anew by measured weights; None where no call is kept. Where planning comes to the groups that serve, nothing
+    is compiled and the plan stays.
+    """
+    inputs, serving = entry.samples.inputs(), entry.plan
+    if inputs is None or serving.account is None:
+        return None
+    entry.planned_by, entry.replans = entry.weighed.told(), entry.replans + 1
+    demand = replace(demand_of(context, entry), replanned=entry.weighed.coarse(), serving=serving.account.grouping)
+
+    def make() -> Plan:
+        better = context.improve(entry.baseline.graph, entry.weights, inputs, demand=demand)
+        if kernels(better) == kernels(serving):
+            raise CaptureError("the plan is the one that serves", because="measured weights change no kernel", why=Why.SAME_PLAN)
+        return better
+
+    calls = entry.samples.several(PROVEN_ON)
+    return Attempt(REPLANNED, make, lambda: entry.plan, calls, partial(exchange, entry))
 
 
 def failed_before(entry: Entry, strategy: Strategy, ledger: Ledger) -> Tried | None:
