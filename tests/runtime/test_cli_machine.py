@@ -21,12 +21,12 @@ from hotfuse.compile.learn import learned
 from hotfuse.compile.learn.calibrate import Report
 from hotfuse.compile.request_context import RequestContext, used_by
 from hotfuse.hpm import model
-from hotfuse.hpm.judge import HeldOut
+from hotfuse.hpm.evaluation import HeldOut
 from hotfuse.hpm.model import TrainingRows
 from hotfuse.hpm.plot import draw
 from hotfuse.hpm.work import NAMES
 from hotfuse.ir.text import parse
-from hotfuse.machine.traffic import Moved
+from hotfuse.machine.memory_traffic import Moved
 from hotfuse.profile.store import Store
 
 GRAPH = "graph main(%x: f32[64, 64]) {\n  %y: f32[64, 64] = aten.relu.default(%x)\n  return %y\n}"

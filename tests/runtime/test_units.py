@@ -20,7 +20,7 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.events import Why
 from hotfuse.compile import compilation
 from hotfuse.compile.compilation import Compilation
-from hotfuse.compile.graph import UnitState
+from hotfuse.compile.compilation_graph import UnitState
 from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.requests import Here
 from hotfuse.compile.unit import units

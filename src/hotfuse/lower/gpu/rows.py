@@ -25,7 +25,7 @@ from hotfuse.lower.common.index import Position, Refine, Space, counters_of
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
-from hotfuse.lower.common.trace import trace
+from hotfuse.lower.common.value_needs import trace
 from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.gpu.tiling import GpuTiling, left_over, numbers, power_of_2
 from hotfuse.lower.ops.expand import FLOATS

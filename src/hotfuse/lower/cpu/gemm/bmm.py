@@ -26,7 +26,7 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Position, Refine, Space
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
-from hotfuse.lower.common.trace import trace
+from hotfuse.lower.common.value_needs import trace
 from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product

@@ -1,4 +1,4 @@
-"""How the rows of a reduction are gone through, told from a candidate's row: what lowering (`lower.cpu.plan`) makes of them.
+"""How the rows of a reduction are gone through, told from a candidate's row: what lowering (`lower.cpu.loop_nest`) makes of them.
 
 row     one pass for every result that it is folded to, and one more that writes where the result is as long as the row
 pass    turns of several vectors, turns of one, and a rest; each width has sums of its own, put together across lanes at the end
