@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from typer.testing import CliRunner
+
+from hotfuse.cli import app
 from hotfuse.runtime.tierup.bets import BranchLayer
 from hotfuse.runtime.tierup.layers.layer import with_layer
 from hotfuse.runtime.tierup.layers.open_mask import OpenMaskLayer
@@ -19,6 +23,13 @@ def test_every_row_has_a_proposer_and_words() -> None:
     for r in ROWS:
         assert 0 < r.prior < 1 and 0 <= r.saves < 1 and all((r.evidence, r.proposes, r.guard, r.when_wrong)), r
         assert f"{r.share:.0%}" in r.needs and "{" not in r.needs, "what it says is what proposers ask for"
+
+
+def test_the_command_line_shows_the_table() -> None:
+    text, data = (CliRunner().invoke(app, ["show", "none.onnx", "--stage", "specializations", *more]) for more in ([], ["--json"]))
+    assert text.exit_code == data.exit_code == 0, text.output + data.output
+    assert [r["name"] for r in json.loads(data.output)["specializations"]] == [r.name for r in ROWS]
+    assert all(word in text.output for r in ROWS for word in (r.needs, r.proposes, r.guard, r.when_wrong))
 
 
 def test_sizes_need_the_share_that_their_row_says() -> None:

@@ -386,7 +386,7 @@ def test_a_cancelled_compilation_ends_and_says_so() -> None:
         future.cancel()
         future.set_running_or_notify_cancel()
     thread.join(60)
-    assert failed and failed[0].why is Why.TURNED_OFF
+    assert failed and failed[0].why is Why.CANCELLED
 
 
 class Net(nn.Module):

@@ -141,7 +141,7 @@ class Compilation:
                 more, progress = len(self.graph.codes) > before, self.progress
             if on_progress is not None and more and progress.worked < 1.0:
                 on_progress(self.message, progress)
-        raise CaptureError("the compilation was cancelled", why=Why.TURNED_OFF)
+        raise CaptureError("the compilation was cancelled", why=Why.CANCELLED)
 
     def _request(self, body: RequestBody) -> dict[str, Any]:
         asked = replace(self.asked, strategies=tuple(self.demand.strategies), focus=self.demand.focus)
@@ -271,7 +271,7 @@ class Compilation:
         try:
             answer, codes = wire.checked(future.result())
         except CaptureError as e:
-            self._cancelled = self._cancelled or e.why is Why.TURNED_OFF
+            self._cancelled = self._cancelled or e.why is Why.CANCELLED
             self.graph.counts["failed"] += 1
             because = f": {e.because}" if e.because else ""
             self.graph.leave_to_library(unit, f"{unit.ops} stays with the library: {e.what}{because}")

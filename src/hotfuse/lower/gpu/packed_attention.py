@@ -24,13 +24,11 @@ from hotfuse.lower.common.index import Refine, Space, scaled, summed
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.values import TileAxis
 from hotfuse.lower.gpu.attention import LARGE, MAX_WIDTH, TRIES, TYPES, AttentionSizes, AttentionWriter
-from hotfuse.lower.gpu.tiling import GpuTiling, numbers, power_of_2
+from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, numbers, power_of_2
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
-
-_LEAST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class _PackedRows:
 def packed_attention_tilings(graph: Graph) -> Sequence[GpuTiling]:
     """Blocks of queries by blocks of keys."""
     asked = _asked(graph)
-    most = max(_LEAST, power_of_2(asked.longest))
+    most = max(MIN_OPERAND_EXTENT, power_of_2(asked.longest))
     found = [GpuTiling(min(q, most), asked.sizes.value_width, min(k, most), w, stages) for q, k, w, stages in LARGE]
     return tuple(dict.fromkeys(found))
 

@@ -7,6 +7,9 @@ from hotfuse.ir.dims import Dim
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.tile.build import remaining
 
+MIN_OPERAND_EXTENT = 16
+"""The least extent of a tensor core's operand."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuTiling:
