@@ -90,3 +90,33 @@ def test_the_architecture_names_modules_that_exist() -> None:
         return re.search(rf"\b{last}\b", path.read_text()) is not None
 
     assert len(ours) > 100 and {d for d in ours if not known(d)} == set()
+
+
+REPOSITORY = ROOT.parents[1]
+PAGES = [p for p in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))) if p.exists()]
+"""What readers are sent to; decisions and the change log are history, and may name what is gone."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_a_page_names_files_that_exist(page: Path) -> None:
+    """Links, and paths in backticks: of the repository or of the package, a name without ending or with a star included."""
+    text = page.read_text()
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link}
+    gone = {link for link in links if link and not (page.parent / link).exists()}
+    paths = set(re.findall(r"`([a-z_0-9]+(?:/[A-Za-z_0-9*.]+)+)`", text))
+    ours = {p for p in paths if (REPOSITORY / p.split("/")[0]).exists() or (ROOT / p.split("/")[0]).exists()}
+    gone |= {p for p in ours if not any([*at.glob(p), *at.glob(f"{p}.py")] for at in (REPOSITORY, ROOT))}
+    assert gone == set()
+
+
+def test_decisions_are_listed_once_and_links_between_them_hold() -> None:
+    folder = REPOSITORY / "docs" / "decisions"
+    if not folder.exists():
+        pytest.skip("an installed package has no documents")
+    files = {p.name for p in folder.glob("[0-9]*.md")}
+    listed = re.findall(r"\]\(([0-9][^)#\s]*\.md)\)", (folder / "README.md").read_text())
+    assert set(listed) == files and len(listed) == len(files)
+    numbers = {int(name.split("-")[0]) for name in files}
+    assert len(numbers) == len(files), "one number, one decision"
+    said = {int(n) for page in (DOCUMENT, *folder.glob("[0-9]*.md")) for n in re.findall(r"\bdecision (\d+)\b", page.read_text())}
+    assert said - numbers == set()
