@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
@@ -23,19 +24,18 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands
 from hotfuse.lower.common.between import SUMS, Between, between, is_product
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Position, Refine, Space, counters_of
+from hotfuse.lower.common.index import ORIGIN, Position, Space, counters_of
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
 from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.gpu.folded_norm import BlockOutput, FoldedNorms, row_moments, store_blocks, unfolded
 from hotfuse.lower.gpu.rows import flattened, whole_strides
-from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, left_over, numbers, power_of_2
+from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, left_over, numbers, power_of_2, write_in_finer_loops
 from hotfuse.lower.ops.views import broadcast, shape_of
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Tile
 
-_TRIES = 16
 PROCESSORS = 132
 """Multiprocessors that tilings are made and ranked for; on other devices they are right all the same."""
 _NEIGHBOURS = 8
@@ -103,17 +103,9 @@ def _lowered(given: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, .
     norms = unfolded(given)
     graph = norms.graph
     for cluster in _clusters(graph, norms.blocks):
-        space = Space.of((*shape_of(cluster.products[0].out), shape_of(cluster.products[0].a)[-1]))
-        for _ in range(_TRIES):
-            try:
-                with builder.apart() as written:
-                    _ClusterWriter(graph, cluster, tiling, memory, space, norms).write()
-                builder.splice(written)
-                break
-            except Refine as finer:
-                space = space.refined(finer)
-        else:
-            raise CannotLower("the loops do not become fine enough")
+        shape = (*shape_of(cluster.products[0].out), shape_of(cluster.products[0].a)[-1])
+        write = partial(_ClusterWriter, graph, cluster, tiling, memory, norms=norms)
+        write_in_finer_loops(builder, shape, lambda space, write=write: write(space).write())
     return memory.finish(builder.finish())
 
 
