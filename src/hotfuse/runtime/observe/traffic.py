@@ -1,4 +1,4 @@
-"""What calls of an entry were seen to bring, put together for whoever plans for it; for the background.
+"""What calls of an entry were seen to bring, put together for planners, in the background.
 
 Sampled calls tell what partitions take (before there are any, the call that their plan was raced on) and what masks hide, kept
 calls which sizes data have, and counts of calls which sizes they come in. Nothing of it is asked for on the path of a call.
