@@ -254,6 +254,7 @@ def drawn(of: TensorType | ScalarType, case: Case, name: str) -> Any:
     return torch.randint(0, 2 if dtype is torch.bool else 9, shape).to(dtype)
 
 
+@pytest.mark.budget_s(10)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_fires_and_computes_the_same(name: str, fired: list[str]) -> None:
     case = CASES[name]

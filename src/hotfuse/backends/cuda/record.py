@@ -4,8 +4,8 @@
 
 A graph reads fixed addresses, so inputs are copied into tensors of its own; results are copied out, because the next replay writes
 over them. Inputs that the run itself writes into are not copied (a key/value cache): they are recorded where they lie, and the
-caller of a replay sees to it that they still lie there. Recording waits for nothing but its own stream and leaves the allocator's cache
-alone, which `torch.cuda.graph` does not.
+caller of a replay sees to it that they still lie there. Recording waits for nothing but its own stream and leaves the allocator's
+cache alone, which `torch.cuda.graph` does not.
 
 It must happen on a thread that serves a call, never beside: while any stream of the process is recorded, another thread that waits
 for the whole device (`torch.cuda.synchronize()`) gets an error, whatever error mode the recording has. Where several threads serve,
