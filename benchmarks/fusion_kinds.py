@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from benchmarks.fusion_cases import KINDS, graph_of
-from hotfuse.compile.unit.contest import MIN_GAIN, UnitContests
 from hotfuse.compile.unit.kernel_cache import kernel_cache
+from hotfuse.compile.unit.measuring_gate import MIN_GAIN, UnitContests
 from hotfuse.compile.unit.units import measuring
 from hotfuse.fusion.candidates import FusionCandidate, Generator
 from hotfuse.fusion.closed import UseIndex

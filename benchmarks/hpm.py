@@ -50,7 +50,7 @@ from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import calibrate as rows
-from hotfuse.hpm import judge, model
+from hotfuse.hpm import evaluation, model
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import CostPredictor, TrainingRows
 from hotfuse.hpm.online import Online
@@ -184,8 +184,8 @@ class Score:
     online: dict[str, float]
     roofline: dict[str, float]
     by_family: dict[str, dict[str, float]]
-    choices: list[judge.SelectionTrial]
-    roof_choices: list[judge.SelectionTrial]
+    choices: list[evaluation.SelectionTrial]
+    roof_choices: list[evaluation.SelectionTrial]
     predicted: model.Vector
     corrected: model.Vector
     correction: Online
@@ -197,7 +197,7 @@ def score(found: Measured, host: Host, made: model.PerformanceModel, online: Onl
     features = derive(samples.table, host.at)
     predicted = made.seconds(features)
     if online is None:
-        online, rest = judge.learned(samples, predicted, host.at)
+        online, rest = evaluation.learned(samples, predicted, host.at)
     else:
         rest = np.ones(len(samples), bool)
     corrected = predicted * np.exp(online.shift(features.family, model.binding(features)))
@@ -208,10 +208,10 @@ def score(found: Measured, host: Host, made: model.PerformanceModel, online: Onl
         n: model.accuracy(seconds[kind == i], corrected[kind == i]) for i, n in enumerate(FAMILIES) if (kind == i).any()
     }
     keys = [k for k, keep in zip(found.keys, long, strict=True) if keep]
-    choices = judge.grouped(keys, corrected[long], seconds[long], again[long])
-    roofs = judge.grouped(keys, features.roof.seconds[long], seconds[long], again[long])
+    choices = evaluation.grouped(keys, corrected[long], seconds[long], again[long])
+    roofs = evaluation.grouped(keys, features.roof.seconds[long], seconds[long], again[long])
     return Score(float(apart[long].mean()), model.accuracy(seconds, predicted), model.accuracy(seconds[rest], corrected[rest]),
-                 judge.roofline_alone(samples, host.at), by_family, choices, roofs, predicted, corrected, online)  # fmt: skip
+                 evaluation.roofline_alone(samples, host.at), by_family, choices, roofs, predicted, corrected, online)  # fmt: skip
 
 
 BURSTS, BATCHES, ROUNDS, APART_S = 12, 3, 5, 0.2
@@ -235,9 +235,9 @@ def cost(host: Host, made: model.PerformanceModel, candidates: Sequence[Candidat
     return float(np.median(times)) / 100 * 1e6
 
 
-def regrets(choices: Sequence[judge.SelectionTrial], top: int) -> tuple[float, float]:
+def regrets(choices: Sequence[evaluation.SelectionTrial], top: int) -> tuple[float, float]:
     """Mean and 95th percentile."""
-    found = judge.regret(choices, top)
+    found = evaluation.regret(choices, top)
     return (float(found.mean()), float(np.quantile(found, 0.95))) if len(found) else (float("nan"), float("nan"))
 
 
@@ -250,12 +250,12 @@ def report(found: Measured, own: TrainingRows, host: Host, made: model.Performan
     held = found.of("")
     s = score(held, host, made)
     top1, top3 = regrets(s.choices, 1), regrets(s.choices, 3)
-    drift = judge.drift_samples(held.samples, s.predicted, host.at)
-    curve = judge.learning_curve(own, host.at, CURVE)
+    drift = evaluation.drift_samples(held.samples, s.predicted, host.at)
+    curve = evaluation.learning_curve(own, host.at, CURVE)
     each = cost(host, made, held.candidates)
     result: dict[str, Any] = {
         "label_cov": s.label_cov, "mape": s.online["mape"], "within10": s.online["within10"], "within20": s.online["within20"],
-        "pair_accuracy": judge.pair_accuracy(s.choices), "regret_top1_mean": top1[0], "regret_top1_p95": top1[1],
+        "pair_accuracy": evaluation.pair_accuracy(s.choices), "regret_top1_mean": top1[0], "regret_top1_p95": top1[1],
         "regret_top3_mean": top3[0], "regret_top3_p95": top3[1], "drift_samples": max(drift.samples.values()),
         "us_per_candidate": each,
     }  # fmt: skip
@@ -267,12 +267,12 @@ def report(found: Measured, own: TrainingRows, host: Host, made: model.Performan
             f"  {name:28s} {a['n']:5.0f}  MAPE {a['mape']:6.1%}  within 10% {a['within10']:4.0%}  20% {a['within20']:4.0%}"
         )
     roofs = regrets(s.roof_choices, 1)
-    blind = regrets([judge.SelectionTrial(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices], 1)
+    blind = regrets([evaluation.SelectionTrial(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices], 1)
     ways = {"by prediction": top1, "best of 3 measured": top3, "by the roofline": roofs, "always the usual tile": blind}
-    parts = judge.orders(s.choices)
+    parts = evaluation.orders(s.choices)
     print("  pairs in order, by their difference: "
           + ", ".join(f"over {n:.0%}: {o.right} of {o.pairs} ({o.turned} that labels turn)" for n, o in parts.items())
-          + f"; labels allow {sum(parts.values(), judge.PairOrder()).ceiling:.1%}")  # fmt: skip
+          + f"; labels allow {sum(parts.values(), evaluation.PairOrder()).ceiling:.1%}")  # fmt: skip
     print(f"  pairs in order {result['pair_accuracy']:.1%}; regret (p95): "
           + ", ".join(f"{n} {m:.2%} ({p:.1%})" for n, (m, p) in ways.items()))  # fmt: skip
     print("  samples until back within the bars: " + ", ".join(f"{n} {v}" for n, v in drift.samples.items())
@@ -296,9 +296,9 @@ def report(found: Measured, own: TrainingRows, host: Host, made: model.Performan
         "drift_nothing_worst": drift.worst, "learning_curve": {str(n): v for n, v in curve.items()},
         "ablation": {"roofline_mape": s.roofline["mape"], "no_online_mape": s.plain["mape"], "online_mape": s.online["mape"],
                      "roofline_regret": roofs[0], "no_gate_regret": top1[0], "gate_regret": top3[0], "usual_tile_regret": blind[0],
-                     "roofline_pair_accuracy": judge.pair_accuracy(s.roof_choices)},
+                     "roofline_pair_accuracy": evaluation.pair_accuracy(s.roof_choices)},
         "kernels": len(held.keys), "choices": len(s.choices), "pairs": sum(o.pairs for o in parts.values()),
-        "pair_ceiling": sum(parts.values(), judge.PairOrder()).ceiling,
+        "pair_ceiling": sum(parts.values(), evaluation.PairOrder()).ceiling,
         "pairs_by_difference": {str(n): o.accuracy for n, o in parts.items()},
     }  # fmt: skip
 

@@ -37,7 +37,7 @@ EXIT_REGRESSION = 1
 
 def measured_peaks() -> MachinePeaks | None:
     """The machine's limits, measured now: whatever mood it is in, it is in for the whole run."""
-    from hotfuse.backends.llvm.peaks import measure
+    from hotfuse.backends.llvm.peak_kernels import measure
 
     return measure()
 

@@ -24,7 +24,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.base.structure import Spec
-from hotfuse.compile.capturing import captured
+from hotfuse.compile.capture_passes import captured
 from hotfuse.compile.workers.service import service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec, Captured

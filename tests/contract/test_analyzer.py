@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from hotfuse.profile import drift, predict
+from hotfuse.profile import predict, traffic_drift
 from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.analyzer_memory import MAX_SIGNATURES, AnalyzerMemory
 from hotfuse.profile.daemon import Daemon
@@ -71,7 +71,7 @@ def test_ranges_and_outcomes_forget() -> None:
 
 
 def alarms(xs: np.ndarray, streams: int, rate: float) -> int:
-    s = drift.Stream()
+    s = traffic_drift.Stream()
     return sum(s.add(float(x), lambda: streams, rate) is not None for x in xs)
 
 
@@ -86,16 +86,16 @@ def test_false_alarms_stay_below_the_stated_rate(kind: str) -> None:
     }[kind]  # fmt: skip
     runs = 3
     total = sum(alarms(draw(samples), streams, rate) for _ in range(runs * streams))
-    blocks = runs * samples / drift.SHORT
+    blocks = runs * samples / traffic_drift.SHORT
     allowed = rate * blocks
     assert total <= allowed + 4 * math.sqrt(allowed), f"{total} false alarms in {blocks} blocks, at most {allowed} expected"
 
 
 def test_a_stationary_stream_at_the_real_rate_is_quiet() -> None:
     rng = generator()
-    total = sum(alarms(rng.normal(size=20_000), 10, drift.RATE) for _ in range(10))  # ten streams of one graph
+    total = sum(alarms(rng.normal(size=20_000), 10, traffic_drift.RATE) for _ in range(10))  # ten streams of one graph
     assert total <= 6, "more would be a chance of one in a million"
-    assert drift.RATE * 20_000 / drift.SHORT < 0.7
+    assert traffic_drift.RATE * 20_000 / traffic_drift.SHORT < 0.7
 
 
 @pytest.mark.parametrize("shift", ["mean", "coin", "spread"])
@@ -106,8 +106,8 @@ def test_shifts_are_noticed(shift: str) -> None:
         "coin": (rng.random(1000) < 0.02, rng.random(1000) < 0.98),
         "spread": (rng.normal(0, 1, 1000), rng.normal(0, 30, 1000)),
     }[shift]
-    within = 2 * drift.SHORT if shift != "spread" else 4 * drift.LONG
-    s = drift.Stream()
+    within = 2 * traffic_drift.SHORT if shift != "spread" else 4 * traffic_drift.LONG
+    s = traffic_drift.Stream()
     for x in before:
         s.add(float(x), lambda: 30)
     for i, x in enumerate(after):
@@ -123,8 +123,8 @@ def test_shifts_are_noticed(shift: str) -> None:
 
 
 def test_distance_is_that_of_kolmogorov_and_smirnov() -> None:
-    assert drift.distance([1, 2, 3], [1, 2, 3]) == 0 and drift.distance([1, 2], [3, 4]) == 1
-    assert drift.distance([0, 0, 0, 1], [0, 1, 1, 1]) == 0.5
+    assert traffic_drift.distance([1, 2, 3], [1, 2, 3]) == 0 and traffic_drift.distance([1, 2], [3, 4]) == 1
+    assert traffic_drift.distance([0, 0, 0, 1], [0, 1, 1, 1]) == 0.5
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hotfuse.compile import fetch
 from hotfuse.compile.parts import KernelCode, NativeParts, body_from_json
 from hotfuse.compile.request_context import text_id, used_by
 from hotfuse.compile.run import runs
-from hotfuse.compile.run.runs import ENTRY_US, SMALL
+from hotfuse.compile.run.runs import ENTRY_US, MAX_RETRIED_ELEMENTS
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.compile.variants import trial
 from hotfuse.hpm.bottleneck import Strategy
@@ -80,9 +80,9 @@ def test_one_that_is_slower_by_more_is_not_and_says_why(timed: list[Takes]) -> N
 def test_large_groups_are_not_tried_again(timed: list[Takes]) -> None:
     timed[0] = 1.0
     here = bench()
-    assert here.bridge(scaled(SMALL // (64 * 16) + 1), range(1)) == -1
+    assert here.bridge(scaled(MAX_RETRIED_ELEMENTS // (64 * 16) + 1), range(1)) == -1
     assert not here.made
-    assert here.bridge(scaled(SMALL // (64 * 16)), range(1)) == 0
+    assert here.bridge(scaled(MAX_RETRIED_ELEMENTS // (64 * 16)), range(1)) == 0
 
 
 def test_a_copy_between_kernels_joins_the_run(timed: list[Takes]) -> None:

@@ -118,6 +118,7 @@ def test_every_rule_has_a_case() -> None:
     assert {f"aten.{name}" for name in CASES} == expansions().keys()
 
 
+@pytest.mark.budget_s(10)
 @pytest.mark.parametrize("name", CASES)
 def test_the_expanded_group_computes_the_same(name: str) -> None:
     fn, tensors = CASES[name]

@@ -14,9 +14,9 @@ from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.cli.costs import costs
-from hotfuse.compile.unit.contest import BUDGET_S, UnitContests
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.compile.unit.layouts import laid_out
+from hotfuse.compile.unit.measuring_gate import BUDGET_S, UnitContests
 from hotfuse.compile.unit.planning import Gate, adjusted
 from hotfuse.compile.unit.units import measuring
 from hotfuse.compile.variants.trial import attempt

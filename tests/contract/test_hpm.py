@@ -18,7 +18,7 @@ from hotfuse.compile.learn import learned, measure
 from hotfuse.compile.learn.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import Facts, Learned, RooflineEstimator
-from hotfuse.hpm import forest, judge, model
+from hotfuse.hpm import evaluation, forest, model
 from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import CostPredictor, PerformanceModel, TrainingRows
@@ -185,7 +185,7 @@ def test_a_model_learns_predicts_and_is_versioned(tmp_path: Path) -> None:
     made = model.fit(train, AT)
     unseen = invented(20, seed=9)
     score = model.accuracy(unseen.seconds, made.seconds(derive(unseen.table, AT)))
-    alone = judge.roofline_alone(unseen, AT)
+    alone = evaluation.roofline_alone(unseen, AT)
     assert score["mape"] < 0.1 < alone["mape"]
     with Store.open(tmp_path / "p.sqlite") as store:
         machine = store.machine(fingerprint())
@@ -267,13 +267,13 @@ def test_drift_is_judged_by_all_bars_and_harm_by_what_there_was_without_a_correc
     samples = TrainingRows(
         table, predicted * np.exp(r.normal(0, 0.05, len(table))), np.zeros(len(table)), np.arange(len(table))
     )
-    found = judge.drift_samples(samples, predicted, AT, most=40)
-    assert found.samples["nothing"] == 0 and found.worst <= 1 + judge.HARM and not found.lost
+    found = evaluation.drift_samples(samples, predicted, AT, most=40)
+    assert found.samples["nothing"] == 0 and found.worst <= 1 + evaluation.HARM and not found.lost
     assert 0 < found.error_only["everything"] <= found.samples["everything"] <= 20
     harmful = predicted * np.where(
         np.arange(len(table)) % 2, 1.0, 1.8
     )  # misses half of everything: no bar is kept anyway
-    assert judge.drift_samples(samples, harmful, AT, most=30).worst >= 1.0
+    assert evaluation.drift_samples(samples, harmful, AT, most=30).worst >= 1.0
 
 
 # --- calibration -------------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("hotfuse.compile.learn.calibrate.timed", interrupted)
     monkeypatch.setattr("hotfuse.compile.learn.calibrate.BATCH", 4)
-    monkeypatch.setattr("hotfuse.backends.llvm.peaks.measure", lambda *_a: pytest.fail("peaks are known"))
+    monkeypatch.setattr("hotfuse.backends.llvm.peak_kernels.measure", lambda *_a: pytest.fail("peaks are known"))
     monkeypatch.setattr(
         "hotfuse.compile.learn.calibrate.this_host", lambda s, *_a: Host(s.machine(fingerprint()), host_core(host()), AT)
     )
@@ -391,11 +391,11 @@ def test_nothing_of_the_model_is_pickled() -> None:
 
 
 def test_regret_is_scored_on_other_labels() -> None:
-    lucky = judge.SelectionTrial(np.array([1.0, 2.0]), np.array([1.1, 1.0]), np.array([1.0, 1.1]))
-    assert judge.regret([lucky])[0] == 0.0
-    wrong = judge.SelectionTrial(np.array([1.0, 2.0]), np.array([2.0, 1.0]), np.array([2.0, 1.0]))
-    assert judge.regret([wrong])[0] == 1.0 and judge.regret([wrong], top=2)[0] == 0.0
-    assert judge.pair_accuracy([wrong]) == 0.0 and np.isnan(judge.pair_accuracy([lucky]))
+    lucky = evaluation.SelectionTrial(np.array([1.0, 2.0]), np.array([1.1, 1.0]), np.array([1.0, 1.1]))
+    assert evaluation.regret([lucky])[0] == 0.0
+    wrong = evaluation.SelectionTrial(np.array([1.0, 2.0]), np.array([2.0, 1.0]), np.array([2.0, 1.0]))
+    assert evaluation.regret([wrong])[0] == 1.0 and evaluation.regret([wrong], top=2)[0] == 0.0
+    assert evaluation.pair_accuracy([wrong]) == 0.0 and np.isnan(evaluation.pair_accuracy([lucky]))
 
 
 # --- commands ----------------------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hotfuse.compile.learn import measure
-from hotfuse.hpm import passes
+from hotfuse.hpm import reduction_passes
 from hotfuse.hpm.cuts import LATENCY
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.fitted import TERMS
-from hotfuse.hpm.passes import cut
+from hotfuse.hpm.reduction_passes import cut
 from hotfuse.hpm.roofline import roof
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import EACH_ROWS, calibrated, draws
@@ -71,8 +71,8 @@ def told_and_made(graph: Graph, env: Mapping[str, int], lanes: int) -> tuple[str
     """How rows are gone through, and turns of several vectors and of one: by the formula, and in the lowered kernel."""
     row = RowCache(measure.tile_of).rows([Candidate(graph, env, Core(lanes, 32))])[0]
     columns = {n: np.array([float(row[i])]) for n, i in COLUMN.items()}
-    found = passes.passes(columns, np.array([float(lanes)]), ROOF)
-    told = {n: float(np.atleast_1d(a)[0]) for n, a in zip(passes.TERMS, found.amounts, strict=True)}
+    found = reduction_passes.passes(columns, np.array([float(lanes)]), ROOF)
+    told = {n: float(np.atleast_1d(a)[0]) for n, a in zip(reduction_passes.TERMS, found.amounts, strict=True)}
     made = Counter[int]()
     turns(lower(graph, Core(lanes, 32)).kernel.body, env, 1, made)
     whole = sum(n for step, n in made.items() if step in (2 * lanes, 4 * lanes))

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from hotfuse.compile.learn import measure
-from hotfuse.hpm.compiled import tally
+from hotfuse.hpm.compiled import row_sums
 from hotfuse.hpm.recompute_factor import OTHER, POINTWISE
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import draws
@@ -29,29 +29,29 @@ def test_a_batch_says_what_its_candidates_say() -> None:
 
 def test_sums_maxima_and_edges() -> None:
     rng = np.random.default_rng(3)
-    nodes = np.floor(rng.uniform(0, 9, (12, tally.NODE_WIDTH)))
-    nodes[:, tally.KIND] = rng.choice([float(OTHER), float(POINTWISE)], 12)
-    values = np.floor(rng.uniform(1, 100, (9, tally.VALUE_WIDTH)))
+    nodes = np.floor(rng.uniform(0, 9, (12, row_sums.NODE_WIDTH)))
+    nodes[:, row_sums.KIND] = rng.choice([float(OTHER), float(POINTWISE)], 12)
+    values = np.floor(rng.uniform(1, 100, (9, row_sums.VALUE_WIDTH)))
     counts = np.array([[3, 2, 1, 1], [1, 0, 0, 2], [2, 3, 2, 0]], np.int64)
     places = [
         rng.integers(0, 12 if role == 0 else 9, counts[i, role]) for i, role in itertools.product(range(3), range(4))
     ]
     table = np.zeros((3, len(NAMES)))
-    told = tally.fill(table, np.concatenate(places), counts.ravel(), nodes, values)
+    told = row_sums.fill(table, np.concatenate(places), counts.ravel(), nodes, values)
     for i in range(3):
         own = [nodes[places[4 * i]], *(values[places[4 * i + role]] for role in (1, 2, 3))]
         row = dict(zip(NAMES, table[i], strict=True))
         assert [row[n] for n in SUMS] == own[0][:, : len(SUMS)].sum(0).tolist()
-        assert [row[n] for n in MAXIMA] == own[0][:, len(SUMS) : tally.KIND].max(0).tolist()
+        assert [row[n] for n in MAXIMA] == own[0][:, len(SUMS) : row_sums.KIND].max(0).tolist()
         assert [row[n] for n in ("bytes_in", "bytes_const", "bytes_out")] == [v[:, 0].sum() for v in own[1:]]
         most = max(own[3][:, 0].sum(), own[1][:, 0].max(initial=0))
-        large = int((own[1][:, 0] >= tally.BROADCAST * most).sum())
+        large = int((own[1][:, 0] >= row_sums.BROADCAST * most).sum())
         assert (row["streams"], row["small_inputs"]) == (1 + large, counts[i, 1] - large)
         assert row["strided"] == own[1][:, 1].sum()
         assert row["element_bytes"] == (own[3][-1, 2] if counts[i, 3] else 4.0)
-        less = (own[0][:, tally.KIND] == POINTWISE) & (own[0][:, tally.SIZE] < row["elements"])
+        less = (own[0][:, row_sums.KIND] == POINTWISE) & (own[0][:, row_sums.SIZE] < row["elements"])
         assert told.smaller[i] == less.any()
     of_nodes = np.concatenate(places[::4])
-    assert np.array_equal(told.places, of_nodes) and np.array_equal(told.kinds, nodes[of_nodes, tally.KIND])
-    assert np.array_equal(told.sizes, nodes[of_nodes, tally.SIZE])
+    assert np.array_equal(told.places, of_nodes) and np.array_equal(told.kinds, nodes[of_nodes, row_sums.KIND])
+    assert np.array_equal(told.sizes, nodes[of_nodes, row_sums.SIZE])
     assert not table[:, COLUMN["lanes"] :].any()

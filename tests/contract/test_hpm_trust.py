@@ -16,8 +16,8 @@ from hotfuse.compile.learn import learned, measure
 from hotfuse.compile.learn.learned import Foresight
 from hotfuse.compile.request_context import RequestContext, used_by
 from hotfuse.compile.unit import planning
-from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.unit.kernel_cache import kernel_cache
+from hotfuse.compile.unit.measuring_gate import UnitContests
 from hotfuse.compile.unit.planning import Gate, adjusted
 from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.fusion.groups import group

@@ -10,7 +10,7 @@ import torch
 from hotfuse.backends.library import meaning
 from hotfuse.backends.pycode import flat_function
 from hotfuse.compile.device.late_checks import LateChecks, checked_late, unsafe_behind_reads
-from hotfuse.frontends.paths.check import checked
+from hotfuse.frontends.paths.path_checks import checked
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ir.verify import verify

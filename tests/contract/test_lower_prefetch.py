@@ -60,7 +60,7 @@ def test_hints_change_no_number(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     group = group_of(fn, tensors)
     plain = lower(group.graph, CORE)
     assert not asked(plain.kernel)
-    monkeypatch.setattr(prefetch, "LARGE", 0)
+    monkeypatch.setattr(prefetch, "BEYOND_CACHES_FACTOR", 0)
     lowered = lower(group.graph, CORE)
     assert len(asked(lowered.kernel)) >= 2 or name == "one row"
     assert parse_kernel(show(lowered.kernel)) == lowered.kernel
@@ -86,7 +86,7 @@ def test_large_is_a_question_of_a_calls_sizes(text: str, buffers: set[tuple[str,
     group = Group(parse(f"graph g(%x: f32[n, 96]) {{ {text}\n return %y }}"), {})
     lowered = lower(group.graph, CORE)
     assert asked(lowered.kernel) == buffers
-    border = prefetch.LARGE * CORE.l2 // (2 * 4 * 96)
+    border = prefetch.BEYOND_CACHES_FACTOR * CORE.l2 // (2 * 4 * 96)
     for _, under in hints(lowered.kernel.body):
         (pred,) = under
         assert not evaluate(pred, {"n": border}) and evaluate(pred, {"n": border + 1})
@@ -99,6 +99,6 @@ def test_large_is_a_question_of_a_calls_sizes(text: str, buffers: set[tuple[str,
 
 def test_a_single_pass_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream is what the processor runs ahead of by itself."""
-    monkeypatch.setattr(prefetch, "LARGE", 0)
+    monkeypatch.setattr(prefetch, "BEYOND_CACHES_FACTOR", 0)
     for fn in (lambda x: torch.relu(x) + 1, lambda x: x.sum(-1)):
         assert not asked(lower(group_of(fn, [R(5, 75)]).graph, CORE).kernel)

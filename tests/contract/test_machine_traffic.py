@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hotfuse.machine.traffic import LINE, Traffic, encoded, look, meters, of_misses
+from hotfuse.machine.memory_traffic import LINE, Traffic, encoded, look, meters, of_misses
 
 
 def device(root: Path, name: str, events: dict[str, str], formats: dict[str, str], cpumask: str = "0") -> None:
@@ -71,7 +71,7 @@ def test_traffic_is_what_all_controllers_counted_since_the_beginning(tmp_path: P
     device(tmp_path, "uncore_imc_1", INTEL, WORDS)
     (tmp_path / "counts").mkdir()
     fakes = Fakes(tmp_path / "counts")
-    monkeypatch.setattr("hotfuse.machine.traffic.os.read", lambda file, n: os.pread(file, n, 0))
+    monkeypatch.setattr("hotfuse.machine.memory_traffic.os.read", lambda file, n: os.pread(file, n, 0))
     traffic = Traffic(tmp_path, fakes.open, fakes.clock)
     for nth, path in enumerate(fakes.opened):
         fakes.count(path, 100 + 10 * (nth + 1))

@@ -12,8 +12,8 @@ from hotfuse.machine import counters as counting
 from hotfuse.machine import energy as metering
 from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.counters import EVENTS, Counters, availability
-from hotfuse.machine.drift import IN_A_ROW, DriftWatch, ProbeRun, SpeedChange
 from hotfuse.machine.energy import EnergyMeter, nvml_meters, rapl_meters, watts_per_core
+from hotfuse.machine.speed_drift import IN_A_ROW, DriftWatch, ProbeRun, SpeedChange
 from hotfuse.machine.topology import stated_hz, topology
 from hotfuse.profile.rows import SpeedRow
 from hotfuse.profile.store import Store

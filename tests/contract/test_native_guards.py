@@ -37,7 +37,7 @@ from hotfuse.ir.types import DType
 from hotfuse.native import tensors
 from hotfuse.native.guard import native_select
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.runtime.serve.check import failed, python_select
+from hotfuse.runtime.serve.fact_checks import failed, python_select
 
 pytestmark = pytest.mark.skipif(tensors.unavailable() != "", reason="native code cannot read tensors")
 

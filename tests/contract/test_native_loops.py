@@ -15,7 +15,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.errors import ModelError
 from hotfuse.compile.run.loops import LoopPlanner
-from hotfuse.compile.run.plan import RunPlanner
+from hotfuse.compile.run.run_plan import RunPlanner
 from hotfuse.compile.unit import units
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify

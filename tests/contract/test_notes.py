@@ -11,7 +11,7 @@ from hotfuse.cache import address
 from hotfuse.cache.keys import Key, TrustedKeys
 from hotfuse.cache.notes import StartNotes
 from hotfuse.machine import probe
-from hotfuse.machine.features import known_features
+from hotfuse.machine.cpu_features import known_features
 
 
 def _keys(byte: int = 1) -> TrustedKeys:

@@ -184,8 +184,11 @@ def test_pointwise_rows_read_only_their_own_position() -> None:
 # --- costs -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_cost_is_a_number_on_real_calls() -> None:
-    for name, calls in recorded().items():
+def test_every_cost_is_a_number_on_real_calls(pytestconfig: pytest.Config) -> None:
+    """With --quick of some ops: what else needs all recorded calls does not run there."""
+    found = recorded(8) if pytestconfig.getoption("--quick") else recorded()
+    assert len(found) > 60
+    for name, calls in found.items():
         for call in calls[:4]:
             if call.op._schema.is_mutable:
                 continue

@@ -91,11 +91,11 @@ def test_a_served_model_goes_through_every_pass(monkeypatch: pytest.MonkeyPatch)
         return plain(step, value, job)
 
     from hotfuse import api
-    from hotfuse.compile import capturing
+    from hotfuse.compile import capture_passes
     from hotfuse.compile.unit import kernel_cache
     from hotfuse.pipeline import host, plans
 
-    for module in (passes, pipeline, host, plans, capturing, kernel_cache, api):
+    for module in (passes, pipeline, host, plans, capture_passes, kernel_cache, api):
         monkeypatch.setattr(module, "run", noted)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16)).eval()
     x = torch.randn(8, 16)

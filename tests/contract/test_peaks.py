@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotfuse.backends.llvm import peaks as measuring
+from hotfuse.backends.llvm import peak_kernels as measuring
 from hotfuse.backends.llvm import peaks_code
 from hotfuse.lower.common.pack import aligned
 from hotfuse.machine.peaks import Bandwidth, ForkCost, MachinePeaks, Rate, from_dict, utilization

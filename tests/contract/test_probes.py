@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm.probe import MAX_ELEMENTS_LOOKED_AT, Probes, compile_all, dtype_of, symbols, view_of
+from hotfuse.backends.llvm.probe_pass import MAX_ELEMENTS_LOOKED_AT, Probes, compile_all, dtype_of, symbols, view_of
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS, RANGES, Batch, Flag, RecordKind, Subject, split
-from hotfuse.tile.probe import DTYPES, MASKED, probe
+from hotfuse.tile.probe_kernels import DTYPES, MASKED, probe
 from tests.contract import native
 from tests.seeds import generator
 

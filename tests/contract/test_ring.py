@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hotfuse.backends.llvm.probe import Probes, compile_all
+from hotfuse.backends.llvm.probe_pass import Probes, compile_all
 from hotfuse.base.errors import InternalError
 from hotfuse.profile.records import CHECK, LAYOUTS, SIZE, Batch, Flag, RecordKind, Subject, split
 from hotfuse.profile.ring import Ring

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.frontends.paths.check import checked
+from hotfuse.frontends.paths.path_checks import checked
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from typer.testing import CliRunner
+
+from hotfuse.cli import app
 from hotfuse.runtime.tierup.bets import BranchLayer
 from hotfuse.runtime.tierup.layers.layer import with_layer
 from hotfuse.runtime.tierup.layers.open_mask import OpenMaskLayer
 from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
 from hotfuse.runtime.tierup.rows import PROPOSERS
+from hotfuse.runtime.tierup.tiers import recurring
 from hotfuse.specialize.outcomes import SHARES, SpecializationOutcomes
 from hotfuse.specialize.table import BRANCH, ROWS, SIZES, TIER1, AttemptKey, branch_key, row, sizes_key
 
@@ -16,7 +21,20 @@ from hotfuse.specialize.table import BRANCH, ROWS, SIZES, TIER1, AttemptKey, bra
 def test_every_row_has_a_proposer_and_words() -> None:
     assert set(PROPOSERS) == {r.name for r in ROWS} and len({r.name for r in ROWS}) == len(ROWS)
     for r in ROWS:
-        assert 0 < r.prior < 1 and all((r.evidence, r.proposes, r.guard, r.when_wrong)), r
+        assert 0 < r.prior < 1 and 0 <= r.saves < 1 and all((r.evidence, r.proposes, r.guard, r.when_wrong)), r
+        assert f"{r.share:.0%}" in r.needs and "{" not in r.needs, "what it says is what proposers ask for"
+
+
+def test_the_command_line_shows_the_table() -> None:
+    text, data = (CliRunner().invoke(app, ["show", "none.onnx", "--stage", "specializations", *more]) for more in ([], ["--json"]))
+    assert text.exit_code == data.exit_code == 0, text.output + data.output
+    assert [r["name"] for r in json.loads(data.output)["specializations"]] == [r.name for r in ROWS]
+    assert all(word in text.output for r in ROWS for word in (r.needs, r.proposes, r.guard, r.when_wrong))
+
+
+def test_sizes_need_the_share_that_their_row_says() -> None:
+    share = row(SIZES).share
+    assert [a.value for a in recurring({(2,): share, (3,): share - 0.01}, 100, 4)] == [(2,)]
 
 
 def test_keys_tell_attempts_apart_and_read_well() -> None:

@@ -15,9 +15,9 @@ import torch
 import hotfuse.fusion.criteria as criteria
 from hotfuse.analysis.resources import Bound, CorePeaks
 from hotfuse.base.errors import CaptureError
-from hotfuse.compile import graph as graph_module
+from hotfuse.compile import compilation_graph as graph_module
 from hotfuse.compile.compilation import Compilation
-from hotfuse.compile.graph import CompileGraph
+from hotfuse.compile.compilation_graph import CompileGraph
 from hotfuse.compile.unit import units
 from hotfuse.compile.value import Expected, Facts
 from hotfuse.compile.workers.pool import Pool

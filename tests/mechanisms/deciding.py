@@ -29,8 +29,8 @@ from hotfuse.native.guard import native_select
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.samples import CallSamples
-from hotfuse.runtime.serve.check import failed
 from hotfuse.runtime.serve.dispatch import Case, InlineCache, SiteState, _Tallies
+from hotfuse.runtime.serve.fact_checks import failed
 from hotfuse.runtime.serve.partition_guard import guarded
 from hotfuse.runtime.tierup.attempt import AttemptContext
 from hotfuse.runtime.tierup.audit import Audit

@@ -18,15 +18,15 @@ from hotfuse.pipeline import compile_tier0
 from hotfuse.profile.agent import BUDGET, DENSE, Sampler
 from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.analyzer_memory import AnalyzerMemory
-from hotfuse.profile.drift import Stream
 from hotfuse.profile.predict import StreamPredictor
 from hotfuse.profile.records import LAYOUTS, SIZE, RecordKind
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.profile.stats import Outcomes
+from hotfuse.profile.traffic_drift import Stream
+from hotfuse.runtime.observe.call_notes import Noting
 from hotfuse.runtime.observe.call_sampler import Shared
 from hotfuse.runtime.observe.instrument import InstrumentedPlan
-from hotfuse.runtime.observe.notes import Noting
 from tests.contract.test_analyzer import call
 from tests.mechanisms.table import Row, World, replaced, setting
 from tests.runtime.test_watching import INLINE, LOOP, graph_of, sampled, variant_of

@@ -16,7 +16,7 @@ from hotfuse import Settings
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.errors import InternalError
-from hotfuse.compile import native
+from hotfuse.compile import whole_graph
 from hotfuse.compile.unit import units
 from hotfuse.ir.branches import branches
 from hotfuse.ir.text import parse
@@ -69,7 +69,7 @@ def test_captured_params_are_params_of_a_branch() -> None:
 
 
 def test_branches_are_bodies_of_their_own() -> None:
-    header, codes = native.make(parse(CHOICE), {"s0": 5})
+    header, codes = whole_graph.make(parse(CHOICE), {"s0": 5})
     assert [part[:2] for part in header["parts"]] == [[0, 1], [1, 2]] and len(codes) == 3, header["notes"]
     assert [k >= 0 for _, _, k in header["parts"]] == [False, True]
     then, other = header["branches"]["0"]
@@ -80,7 +80,7 @@ def test_branches_are_bodies_of_their_own() -> None:
 
 def test_branches_without_kernels_stay_with_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_lose(monkeypatch)
-    header, codes = native.make(parse(CHOICE), {"s0": 5})
+    header, codes = whole_graph.make(parse(CHOICE), {"s0": 5})
     assert header["parts"] == [[0, 2, -1]] and header["branches"] == {} and not codes
 
 

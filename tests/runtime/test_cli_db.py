@@ -110,7 +110,7 @@ def test_limits_are_kept_and_shown(path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_limits_can_be_measured_now(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hotfuse.backends.llvm import peaks as measuring
+    from hotfuse.backends.llvm import peak_kernels as measuring
 
     monkeypatch.setattr(measuring, "measure", lambda _threads: PEAKS)
     who = Fingerprint(WHO.identity, (("cores", "3"),))

@@ -21,13 +21,13 @@ from hotfuse.compile.learn import learned
 from hotfuse.compile.learn.calibrate import Report
 from hotfuse.compile.request_context import RequestContext, used_by
 from hotfuse.hpm import model
-from hotfuse.hpm.judge import HeldOut
+from hotfuse.hpm.evaluation import HeldOut
 from hotfuse.hpm.model import TrainingRows
 from hotfuse.hpm.plot import draw
 from hotfuse.hpm.work import NAMES
 from hotfuse.ir.hash import structural_hash
 from hotfuse.ir.text import parse
-from hotfuse.machine.traffic import Moved
+from hotfuse.machine.memory_traffic import Moved
 from hotfuse.profile.rows import SubgraphProfile
 from hotfuse.profile.store import Store
 

@@ -7,8 +7,8 @@ import torch
 
 from hotfuse.analysis.cost import UNSEEN, node_cost
 from hotfuse.compile.compilation import Compilation
+from hotfuse.compile.compilation_graph import UnitState
 from hotfuse.compile.frequency import LIKELY_TRIPS, ControlBodies, frequencies, observed
-from hotfuse.compile.graph import UnitState
 from hotfuse.compile.value import CompileProgress, Demand, Expected, Facts
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.text import parse

@@ -502,7 +502,7 @@ def test_rare_backward_passes_cost_few_calls() -> None:
     args = inputs()
     fast = served(model, *args)
     for _ in range(4):
-        for _ in range(gradients.RARE * 2 * gradients.MIN_REST):
+        for _ in range(gradients.RARE_CALLS_PER_REST * 2 * gradients.MIN_REST):
             result = fast(*args)
         loss_of(result).backward()
     own = fast.stats()["gradients"]["own"]

@@ -16,7 +16,7 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.backend import LlvmBackend
-from hotfuse.compile import native
+from hotfuse.compile import whole_graph
 from hotfuse.compile.unit import kernel_text, units
 from hotfuse.compile.variants import trial
 from hotfuse.fusion.groups import group, reordered
@@ -263,7 +263,7 @@ def test_groups_of_random_graphs_can_always_be_ordered() -> None:
 
 
 def test_kernels_cross_the_pipe_as_text() -> None:
-    header, codes = native.make(parse(LAYER), {"s0": 7})
+    header, codes = whole_graph.make(parse(LAYER), {"s0": 7})
     assert len(codes) == len(header["kernels"]) >= 1
     for k in header["kernels"]:
         assert to_json(from_json(k))["kernel"] == k["kernel"]
@@ -271,7 +271,7 @@ def test_kernels_cross_the_pipe_as_text() -> None:
 
 
 def test_a_worker_does_not_read_again_what_it_has_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    header, _ = native.make(parse(LAYER), {"s0": 7})
+    header, _ = whole_graph.make(parse(LAYER), {"s0": 7})
     read: list[str] = []
     monkeypatch.setattr(kernel_text, "parse", lambda text: (read.append(text), tile_text.parse(text))[1])
     for k in header["kernels"]:
@@ -289,13 +289,13 @@ def test_layers_that_are_alike_are_compiled_once() -> None:
     for i in range(5):
         lines += [f"  %h{i}: f32[s0, 64] = aten.linear.default(%x{i}, %w{i}, None)",
                   f"  %x{i + 1}: f32[s0, 64] = aten.tanh.default(%h{i})"]
-    header, codes = native.make(parse("\n".join([*lines, "  return %x5", "}", ""])), {"s0": 4})
+    header, codes = whole_graph.make(parse("\n".join([*lines, "  return %x5", "}", ""])), {"s0": 4})
     assert len(codes) == 1 and [k for _, _, k in header["parts"]] == [0] * 5
 
 
 def test_a_slower_kernel_never_leaves_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_lose(monkeypatch)
-    header, codes = native.make(parse(LAYER), {"s0": 7})
+    header, codes = whole_graph.make(parse(LAYER), {"s0": 7})
     assert not codes and all(k < 0 for _, _, k in header["parts"])
     assert any("the library takes" in n for n in header["notes"])
 
@@ -308,7 +308,7 @@ def test_a_wrong_kernel_never_leaves_the_worker(monkeypatch: pytest.MonkeyPatch)
         return lambda *a: tuple(o + 1 for o in made(*a))
 
     monkeypatch.setattr(LlvmBackend, "glue", wrong)
-    header, codes = native.make(parse(LAYER), {"s0": 7})
+    header, codes = whole_graph.make(parse(LAYER), {"s0": 7})
     assert not codes and any("differs from the library" in n for n in header["notes"])
 
 
@@ -323,7 +323,7 @@ def test_a_group_is_cut_before_the_node_that_is_to_blame(monkeypatch: pytest.Mon
     ops = ["tanh", "exp", "sigmoid", "lgamma", "neg", "abs", "relu"]
     lines = ["graph main(%x0: f32[s0, 64]) where (2 <= s0) {"]
     lines += [f"  %x{i + 1}: f32[s0, 64] = aten.{op}.default(%x{i})" for i, op in enumerate(ops)]
-    header, codes = native.make(parse("\n".join([*lines, "  return %x7", "}", ""])), {"s0": 4})
+    header, codes = whole_graph.make(parse("\n".join([*lines, "  return %x7", "}", ""])), {"s0": 4})
     assert [(first, last) for first, last, _ in header["parts"]] == [(0, 3), (3, 4), (4, 7)], header["notes"]
     before, blamed, behind = (kernel for _, _, kernel in header["parts"])  # numbered as they were compiled
     assert blamed == -1 and {before, behind} == {0, 1} and len(codes) == 2, header["notes"]

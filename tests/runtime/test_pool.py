@@ -180,7 +180,7 @@ def test_cancelling_drops_what_waits_and_ends_what_runs(pools: Any) -> None:
     assert pool.cancel("m") == 2
     with pytest.raises(CaptureError) as caught:
         running.result(60)
-    assert caught.value.why is Why.TURNED_OFF
+    assert caught.value.why is Why.CANCELLED
     with pytest.raises(CancelledError):
         waiting.result(60)
     assert said(other) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from hotfuse.base.errors import InternalError
 from hotfuse.machine import probe as probe_module
-from hotfuse.machine.features import Feature, known_features
+from hotfuse.machine.cpu_features import Feature, known_features
 from hotfuse.machine.fingerprint import fingerprint, make_fingerprint
 from hotfuse.machine.probe import advertised_flags, features, probe, usable_features
 from hotfuse.machine.topology import parse_cpu_list, parse_size, topology

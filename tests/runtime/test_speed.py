@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import hotfuse.backends.llvm.peaks as peaks_module
-from hotfuse.backends.llvm.peaks import MicroProbe
+import hotfuse.backends.llvm.peak_kernels as peaks_module
+from hotfuse.backends.llvm.peak_kernels import MicroProbe
 from hotfuse.base.events import EventLog, Why
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.machine.peaks import Bandwidth, MachinePeaks, Rate

@@ -13,8 +13,8 @@ from torch import nn
 import hotfuse
 from hotfuse.base.settings import Settings
 from hotfuse.compile.learn.measure import BoundCall
-from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.unit.kernel_cache import kernel_cache
+from hotfuse.compile.unit.measuring_gate import UnitContests
 from hotfuse.fusion.steps import Side
 from tests.races import sleeping, slow_library
 

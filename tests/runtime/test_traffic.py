@@ -25,7 +25,8 @@ from hotfuse.runtime.observe.data_sizes import data_sizes
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.traffic import as_planned, mix_of, traffic_of
 from hotfuse.runtime.samples import CallSamples
-from hotfuse.runtime.tierup.rows import PADDING_SAVES, ROWS_SAVE, _hidden, _multiplies
+from hotfuse.runtime.tierup.rows import _hidden, _multiplies
+from hotfuse.specialize.table import PADDING, ZERO_ROWS, row
 from tests.contract.test_seen_costs import PICKED
 from tests.races import kernels_win
 
@@ -170,7 +171,7 @@ def test_zeros_are_worth_the_time_of_the_products_that_they_are_in() -> None:
     assert _multiplies(context, entry, hot) == 0.6
     assert _multiplies(context, entry, cold) == pytest.approx(0.02), "too fast to be told apart: at most what the others leave"
     entry.findings = ()
-    assert _multiplies(context, entry, hot) == ROWS_SAVE, "nobody has looked"
+    assert _multiplies(context, entry, hot) == row(ZERO_ROWS).saves, "nobody has looked"
 
 
 def test_packing_is_expected_to_save_the_rows_that_masks_hide() -> None:
@@ -180,8 +181,8 @@ def test_packing_is_expected_to_save_the_rows_that_masks_hide() -> None:
         return GraphSeen(0, 8, (), values, (), (), (), (), 0)
 
     assert _hidden(seen(zeros(0, 0.0, mask, live=0.33))) == pytest.approx(0.67)
-    assert _hidden(seen(zeros(0, 0.0, int(Flag.MASK), live=0.33))) == PADDING_SAVES, "made inside: no rows of the calls"
-    assert _hidden(None) == PADDING_SAVES
+    assert _hidden(seen(zeros(0, 0.0, int(Flag.MASK), live=0.33))) == row(PADDING).saves, "made inside: no rows of the calls"
+    assert _hidden(None) == row(PADDING).saves
 
 
 def test_a_kept_call_that_raises_is_no_reason_to_go_without_a_plan() -> None:

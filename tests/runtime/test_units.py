@@ -20,7 +20,7 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.events import Why
 from hotfuse.compile import compilation
 from hotfuse.compile.compilation import Compilation
-from hotfuse.compile.graph import UnitState
+from hotfuse.compile.compilation_graph import UnitState
 from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.requests import Here
 from hotfuse.compile.unit import units
@@ -386,7 +386,7 @@ def test_a_cancelled_compilation_ends_and_says_so() -> None:
         future.cancel()
         future.set_running_or_notify_cancel()
     thread.join(60)
-    assert failed and failed[0].why is Why.TURNED_OFF
+    assert failed and failed[0].why is Why.CANCELLED
 
 
 class Net(nn.Module):

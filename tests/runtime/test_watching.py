@@ -14,7 +14,7 @@ import torch
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.backends.llvm.probe import Probes, compile_all
+from hotfuse.backends.llvm.probe_pass import Probes, compile_all
 from hotfuse.base.events import EventLog
 from hotfuse.compile.instruments import fetch_counting
 from hotfuse.compile.unit import units

@@ -16,7 +16,7 @@ from hotfuse.ir.types import DType, ScalarType, TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
-_MOST = 1 << 16
+_MAX_ELEMENTS = 1 << 16
 """Elements of the largest weight that is looked through."""
 
 
@@ -35,7 +35,7 @@ class IndexSums:
         self.found: dict[str, IndexSum] = {}
         for p in graph.params:
             w = weights.get(p.key)
-            if w is None or w.dtype is not torch.int64 or not 0 < w.numel() <= _MOST or w.device.type != "cpu":
+            if w is None or w.dtype is not torch.int64 or not 0 < w.numel() <= _MAX_ELEMENTS or w.device.type != "cpu":
                 continue
             if isinstance(p.value.type, TensorType) and (total := _counted(w)) is not None:
                 self.found[p.value.name] = total

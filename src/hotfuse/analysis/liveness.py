@@ -1,8 +1,11 @@
-"""When values die, so that a run of the graph can free them early."""
+"""When values die, so that a run of the graph can free them early; and a graph without what nobody reads."""
 
 from __future__ import annotations
 
-from hotfuse.ir.graph import Graph, Value, output_values
+from dataclasses import replace
+
+from hotfuse.ir.graph import Graph, Node, Value, output_values, values_in
+from hotfuse.ops.table import is_mutating, is_random
 
 
 def last_uses(graph: Graph) -> tuple[tuple[Value, ...], ...]:
@@ -21,3 +24,15 @@ def last_uses(graph: Graph) -> tuple[tuple[Value, ...], ...]:
         seen.update(here)
         dying.append(tuple(here.values()))
     return tuple(reversed(dying))
+
+
+def without_unread(graph: Graph) -> Graph:
+    """The graph without nodes and params that nobody reads; what draws random numbers or writes to memory stays."""
+    live = {v.name for v in output_values(graph)}
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(v.name in live for v in node.outs) or not node.outs or is_random(node.op) or is_mutating(node.op):
+            nodes.append(node)
+            live |= {v.name for a in (*node.args, *(a for _, a in node.attrs)) for v in values_in(a)}
+    params = tuple(p for p in graph.params if p.value.name in live)
+    return replace(graph, params=params, nodes=tuple(reversed(nodes)))

@@ -73,7 +73,7 @@ _FILLED: dict[str, float | str] = {
 }  # fmt: skip
 _POSITIONAL = frozenset({"aten.tril", "aten.triu", "aten.eye", "aten.arange"})
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
-_MOST = 1 << 16
+_MAX_ELEMENTS = 1 << 16
 """Elements of the largest weight that is looked through."""
 
 
@@ -93,7 +93,7 @@ class MaskFactPass:
         self._fronts = front_tests(graph) if front else {}
         for p in graph.params:
             w = weights.get(p.key)
-            if w is None or not isinstance(p.value.type, TensorType) or not 0 < w.numel() <= _MOST or w.is_meta:
+            if w is None or not isinstance(p.value.type, TensorType) or not 0 < w.numel() <= _MAX_ELEMENTS or w.is_meta:
                 continue
             w = w.detach().cpu()
             first = w.reshape(-1)[0]

@@ -30,7 +30,7 @@ _TRIANGLES = frozenset({"aten.tril", "aten.triu"})
 _KEY_FIRST = {"aten.le": False, "aten.gt": True}
 """Comparisons of a key with a query that tell whether it is ahead, and what they are where it is."""
 _QUERY_FIRST = {"aten.ge": False, "aten.lt": True}
-_MOST = 1 << 22
+_MAX_ELEMENTS = 1 << 22
 """Elements of the largest weight that is compared with a triangle."""
 
 
@@ -142,7 +142,7 @@ class _OrderedPass(MaskFactPass):
 
 def _halves(w: torch.Tensor | None) -> tuple[float | bool, float | bool] | None:
     """The number on and below the diagonal of a weight, and the other one above it."""
-    if w is None or w.dim() < 2 or not 1 < w.shape[-1] == w.shape[-2] or w.numel() != w.shape[-1] ** 2 or w.numel() > _MOST:
+    if w is None or w.dim() < 2 or not 1 < w.shape[-1] == w.shape[-2] or w.numel() != w.shape[-1] ** 2 or w.numel() > _MAX_ELEMENTS:
         return None
     if w.device.type != "cpu" or w.is_complex():
         return None

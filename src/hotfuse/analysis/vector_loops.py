@@ -1,5 +1,5 @@
 """How loops along rows are cut into vectors: what lowering decides by (`lower.cpu`), and what the performance model counts by
-(`hpm.work`, `hpm.cuts`, `hpm.passes`). `tests/contract/test_hpm_counts.py` holds both to each other.
+(`hpm.work`, `hpm.cuts`, `hpm.reduction_passes`). `tests/contract/test_hpm_counts.py` holds both to each other.
 
 Formulas take numbers and columns of numbers alike.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from hotfuse.backends.convs import folded
+from hotfuse.backends.conv_folding import folded
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.backends.torchscript import scripted

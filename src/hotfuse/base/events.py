@@ -88,6 +88,7 @@ class Why(StrEnum):
     PACKED = "plans read packed copies; the originals come from a file when they are needed"
     NOT_RELEASED = "memory of weights could not be given back"
     TURNED_OFF = "switched off by the settings"
+    CANCELLED = "called off: nobody waits for it any more"
     NO_EFFECT = "accepted for compatibility, without effect"
 
 

@@ -83,7 +83,7 @@ def _learned(store: Store, host: Host) -> dict[str, Any]:
 
 
 def _accuracy(store: Store, host: Host, made: PerformanceModel | None, plot: Path | None) -> dict[str, Any]:
-    from hotfuse.hpm import calibrate, judge, model, phases
+    from hotfuse.hpm import calibrate, evaluation, model, phases
     from hotfuse.hpm.trust import judged
 
     samples = calibrate.samples(store, host.machine, host.at.threads)
@@ -95,7 +95,7 @@ def _accuracy(store: Store, host: Host, made: PerformanceModel | None, plot: Pat
     if len(samples) < model.LEAST_SAMPLES:
         return {**nothing, "version": made.version, "because": f"{len(samples)} measurements are too few"}
     stands = judged(made.facts)
-    held = judge.held_out(samples, host.at)
+    held = evaluation.held_out(samples, host.at)
     raw = held.as_measured
     if plot is not None:
         from hotfuse.hpm.plot import draw
@@ -105,12 +105,12 @@ def _accuracy(store: Store, host: Host, made: PerformanceModel | None, plot: Pat
         "version": made.version, "samples": len(samples), "trees": made.facts.get("trees"),
         "kind": made.facts.get("kind"), "held_out": held.overall, "held_out_as_measured": raw.overall,
         "by_family": held.by_family(), "slowed": {**phases.summary(held.slow), "corrected": "slowed" in made.facts},
-        "roofline_alone": judge.roofline_alone(held.samples, host.at),
+        "roofline_alone": evaluation.roofline_alone(held.samples, host.at),
         "interval": {
-            "stated": model.KEPT, "held": judge.coverage(made, held, host.at),
-            "held_as_measured": judge.coverage(made, raw, host.at),
+            "stated": model.KEPT, "held": evaluation.coverage(made, held, host.at),
+            "held_as_measured": evaluation.coverage(made, raw, host.at),
         },
-        "importance": judge.importance(made), "standing": {"is": stands.standing.value, "because": stands.because},
+        "importance": evaluation.importance(made), "standing": {"is": stands.standing.value, "because": stands.because},
     }  # fmt: skip
 
 

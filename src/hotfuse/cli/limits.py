@@ -11,8 +11,8 @@ from hotfuse.cli.output import heading, rows
 from hotfuse.machine.counters import availability
 from hotfuse.machine.energy import meters
 from hotfuse.machine.fingerprint import Fingerprint
+from hotfuse.machine.memory_traffic import LINE, look
 from hotfuse.machine.peaks import LEVELS, MachinePeaks, from_dict
-from hotfuse.machine.traffic import LINE, look
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class StageName(StrEnum):
     """What can be shown."""
 
     PASSES = "passes"
+    SPECIALIZATIONS = "specializations"
     IR = "ir"
     FREEZE = "freeze"
     NUMBERS = "numbers"
@@ -63,7 +64,7 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show a model behind one pass of its way to a plan: `passes` lists them."""
+    """Show a model behind one pass of its way to a plan: `passes` lists them, `specializations` what plans may bet on."""
     with verifying():
         _show(model, stage, dims or [], kernel or "", inputs or [], as_json=as_json)
 
@@ -71,6 +72,9 @@ def show(
 def _show(model: str, stage: StageName, dims: list[str], kernel: str, inputs: list[str], *, as_json: bool) -> None:
     if stage is StageName.PASSES:
         _show_passes(as_json=as_json)
+        return
+    if stage is StageName.SPECIALIZATIONS:
+        _show_specializations(as_json=as_json)
         return
     sizes = pairs(dims, "--dim")
     if is_torch_name(model):
@@ -159,6 +163,20 @@ def _show_passes(*, as_json: bool) -> None:
         return
     body = [(("  " if f["within"] else "") + str(f["pass"]), f["takes"], f["gives"], f["runs in"], f["for"]) for f in found]
     rows(("pass", "takes", "gives", "runs in", "for"), body)
+
+
+def _show_specializations(*, as_json: bool) -> None:
+    from hotfuse.specialize.table import ROWS
+
+    if as_json:
+        found = [{"name": r.name, "needs": r.needs, "proposes": r.proposes, "guard": r.guard, "when wrong": r.when_wrong,
+                  "prior": r.prior} for r in ROWS]  # fmt: skip
+        print_json({"stage": "specializations", "specializations": found})
+        return
+    for r in ROWS:
+        print(f"{r.name} (wins {r.prior:.0%} of its races, before any was run)")
+        for what, text in (("needs", r.needs), ("proposes", r.proposes), ("guard", r.guard), ("when wrong", r.when_wrong)):
+            print(f"  {what + ':':<12}{text}")
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.compile import pairs
-from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState, grouping_name
+from hotfuse.compile import unit_pairs
+from hotfuse.compile.compilation_graph import OVER, CompileGraph, Unit, UnitState, grouping_name
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
 from hotfuse.compile.request_bodies import PlanRequest, Request, RequestBody, UnitRequest
 from hotfuse.compile.request_context import RequestContext, RequestSettings
@@ -146,7 +146,7 @@ class Compilation:
                 more, progress = len(self.graph.codes) > before, self.progress
             if on_progress is not None and more and progress.worked < 1.0:
                 on_progress(self.message, progress)
-        raise CaptureError("the compilation was cancelled", why=Why.TURNED_OFF)
+        raise CaptureError("the compilation was cancelled", why=Why.CANCELLED)
 
     def _request(self, body: RequestBody) -> dict[str, Any]:
         asked = replace(self.asked, strategies=tuple(self.demand.strategies), focus=self.demand.focus)
@@ -210,7 +210,7 @@ class Compilation:
     def _value(self, unit: Unit) -> float:
         expected = self.estimate(unit.facts)
         if unit.promised_us:
-            expected = Expected(unit.promised_us * 1e-6 * self.trust.trust(pairs.arm(unit)), expected.compile_s)
+            expected = Expected(unit.promised_us * 1e-6 * self.trust.trust(unit_pairs.arm(unit)), expected.compile_s)
         return worth(expected, self.graph.runs_of(unit))
 
     def waiting(self) -> list[Unit]:
@@ -235,8 +235,8 @@ class Compilation:
     def _chosen(self, unit: Unit) -> bool:
         """Whether a common kernel is worth a part of the time for measuring, as far as such promises came true."""
         cost = self.estimate(unit.facts).compile_s
-        helps = self.ledger.promise(pairs.held_back(unit, self.peaks), Strategy(pairs.arm(unit)))
-        option = Option(unit, pairs.arm(unit), max(helps, LEAST_HOPE) * unit.promised_us * self.graph.runs_of(unit), cost)
+        helps = self.ledger.promise(unit_pairs.held_back(unit, self.peaks), Strategy(unit_pairs.arm(unit)))
+        option = Option(unit, unit_pairs.arm(unit), max(helps, LEAST_HOPE) * unit.promised_us * self.graph.runs_of(unit), cost)
         if not self.trust.choose([option], self.measuring):
             return False
         self.measuring.spend(cost)
@@ -247,17 +247,17 @@ class Compilation:
         if not unit.promised_us or unit.apart_us is None:
             return
         taken = unit.apart_us if us is None else us
-        self.trust.learn(pairs.arm(unit), unit.promised_us, unit.apart_us - taken)
-        self.ledger.learn(pairs.held_back(unit, self.peaks), Strategy(pairs.arm(unit)), unit.apart_us, taken)
+        self.trust.learn(unit_pairs.arm(unit), unit.promised_us, unit.apart_us - taken)
+        self.ledger.learn(unit_pairs.held_back(unit, self.peaks), Strategy(unit_pairs.arm(unit)), unit.apart_us, taken)
 
     def _send(self, unit: Unit, texts: Sequence[str] = ()) -> None:
         known = {level.ident: level.text for level in self.graph.levels}
         if unit.of is not None:  # the neighbours may have changed since
-            unit.uses = [p for p in unit.uses if pairs.partner(self.graph, unit, p) >= 0]
+            unit.uses = [p for p in unit.uses if unit_pairs.partner(self.graph, unit, p) >= 0]
             if not unit.uses:
                 unit.state = UnitState.FUSED
                 return
-        alike = tuple((self.graph.levels[p[0]].ident, tuple(pairs.nodes_of(self.graph, unit, p))) for p in unit.uses)
+        alike = tuple((self.graph.levels[p[0]].ident, tuple(unit_pairs.nodes_of(self.graph, unit, p))) for p in unit.uses)
         header = self._request(UnitRequest(
             unit.kind, dict(self.sizes), alike, tuple(texts), split=unit.of is None and self.clock() < self._until,
             joined=unit.of is not None, beat=unit.apart_us, variants=self.variants,
@@ -276,7 +276,7 @@ class Compilation:
         try:
             answer, codes = wire.checked(future.result())
         except CaptureError as e:
-            self._cancelled = self._cancelled or e.why is Why.TURNED_OFF
+            self._cancelled = self._cancelled or e.why is Why.CANCELLED
             self.graph.counts["failed"] += 1
             because = f": {e.because}" if e.because else ""
             self.graph.leave_to_library(unit, f"{unit.ops} stays with the library: {e.what}{because}")
@@ -289,8 +289,8 @@ class Compilation:
                 self.estimate.learn(unit.kind, float(answer["kernel"]["compile_s"]))
             if unit.of is not None:
                 self._learn(unit, unit.use.us if unit.use is not None else None)
-                pairs.joined(self.graph, unit, answer["keys"])
-            pairs.judged(self.graph, unit, self.sizes, self.asked.threads, self.peaks, self._seen, SeenCosts(self.seen))
+                unit_pairs.joined(self.graph, unit, answer["keys"])
+            unit_pairs.judged(self.graph, unit, self.sizes, self.asked.threads, self.peaks, self._seen, SeenCosts(self.seen))
         elif unit.version != self._version and unit.of is None:
             unit.state = UnitState.WAITING  # what lost at sizes of yesterday may win today
         elif "split" in answer:
@@ -298,7 +298,7 @@ class Compilation:
             self._seen.update((a.key, b.key) for a, b in itertools.pairwise(pieces))  # they have just been one
             for piece in pieces:
                 if piece.state is UnitState.WAITING:
-                    pairs.requeued(self.graph, piece, self._seen)
+                    unit_pairs.requeued(self.graph, piece, self._seen)
         else:
             self._learn(unit, None)
             self.graph.leave_to_library(unit, str(answer["refused"]))

@@ -43,8 +43,8 @@ def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Deman
 
 
 def finished(compilation: Compilation, on_progress: Progress | None = None) -> NativeParts:
-    """Work a compilation off; raises InternalError where no part of the graph has a kernel. What was learned of promises is left
-    for whoever asks to have written down, when workers have nothing better to do.
+    """Work a compilation off; raises InternalError where no part of the graph has a kernel. What was learned of promises is kept
+    until it is asked for, to be written down when workers have nothing better to do.
     """
     known: dict[int, KernelCode] = {}
     reading = threading.Lock()  # an unfinished plan is made while the rest is compiled

@@ -21,7 +21,7 @@ from hotfuse.ir.types import DType, TensorType
 
 Weights = Mapping[str, torch.Tensor]
 _REALS = frozenset({DType.F32, DType.F64})
-_MOST = 1 << 16
+_MAX_ELEMENTS = 1 << 16
 """Elements of the largest weight that is looked through."""
 _Rewritten = tuple[str, tuple[Arg, ...]] | None
 
@@ -86,7 +86,7 @@ def rules(numbers: Mapping[str, float]) -> tuple[Rule, ...]:
 
 def _number(v: Value, weight: torch.Tensor) -> float | None:
     """The one number that a weight holds, once or over and over (zero points of 0, say)."""
-    if not isinstance(v.type, TensorType) or v.type.dtype not in _REALS or not 0 < weight.numel() <= _MOST:
+    if not isinstance(v.type, TensorType) or v.type.dtype not in _REALS or not 0 < weight.numel() <= _MAX_ELEMENTS:
         return None
     first = weight.reshape(-1)[0]
     return float(first.item()) if weight.numel() == 1 or bool((weight == first).all()) else None

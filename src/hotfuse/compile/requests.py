@@ -9,7 +9,7 @@ from typing import Any
 
 from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.compile import request_context
-from hotfuse.compile.capturing import captured
+from hotfuse.compile.capture_passes import captured
 from hotfuse.compile.request_bodies import (
     CountingRequest,
     DevicePlanRequest,

@@ -30,7 +30,7 @@ from torch import nn
 
 from hotfuse.base.bytecode import globals_of
 from hotfuse.base.errors import CaptureError
-from hotfuse.frontends.ship import PLAIN_TYPES, SMALL, describe, operator_named
+from hotfuse.frontends.ship import MAX_SHIPPED_ELEMENTS, PLAIN_TYPES, describe, operator_named
 
 MAX_CODE = 4096
 """Functions, classes and modules that a model's code may be spread over."""
@@ -101,7 +101,7 @@ class _ModelPickler(cloudpickle.Pickler):
             self._held.append(obj)  # so that no other tensor gets its id
             number = self._numbers.setdefault(id(obj), len(self._numbers))
             plain = not isinstance(obj, nn.Parameter) and id(obj) not in self._registered
-            return "tensor", number, describe(obj, with_data=plain and obj.numel() <= SMALL)
+            return "tensor", number, describe(obj, with_data=plain and obj.numel() <= MAX_SHIPPED_ELEMENTS)
         if kind in (set, frozenset):
             return kind.__name__, _ordered(obj)
         if isinstance(obj, type):

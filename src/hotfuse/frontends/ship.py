@@ -28,7 +28,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
 
-SMALL = 256
+MAX_SHIPPED_ELEMENTS = 256
 """Most elements of a plain tensor that travels with its data."""
 PLAIN_TYPES = frozenset({str, int, float, bool, type(None), bytes, dict, list, tuple})
 """Types of most objects that a pickler meets: neither modules nor tensors."""
@@ -135,7 +135,7 @@ class _Packer(cloudpickle.Pickler):
             self._numbers[id(obj)] = len(self.tensors)
             self.tensors.append(obj)
         plain = not isinstance(obj, nn.Parameter) and id(obj) not in self._registered
-        return self._numbers[id(obj)], describe(obj, with_data=plain and obj.numel() <= SMALL)
+        return self._numbers[id(obj)], describe(obj, with_data=plain and obj.numel() <= MAX_SHIPPED_ELEMENTS)
 
 
 def operator_named(namespace: str, name: str, overload: str | None) -> Any:

@@ -18,8 +18,8 @@ from hotfuse.machine.energy import watts_per_core
 from hotfuse.machine.topology import stated_hz
 from hotfuse.ops.table import packet
 
-PREDICTED, DERIVED, MEASURED = "predicted", "derived", "measured"
-"""Where a weight comes from: rooflines and models; those scaled by measurements of what is around it; measurements of it."""
+PREDICTED, DERIVED = "predicted", "derived"
+"""Where a weight comes from: rooflines and models; those scaled by measurements of what is around it."""
 
 
 def line(choice: FusionChoice) -> str:

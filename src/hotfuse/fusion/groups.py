@@ -26,7 +26,7 @@ from hotfuse.analysis.experts import expert_products, has_kernel
 from hotfuse.analysis.quantized import byte_products
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.kinds import ANCHORS, WHOLE_GROUPS, GroupKind
-from hotfuse.fusion.reads import from_memory, reads_places
+from hotfuse.fusion.memory_reads import from_memory, reads_places
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values, readers, values_in
 from hotfuse.ir.types import ScalarType, TensorType

@@ -24,7 +24,7 @@ ISSUED = 6.0
 """Instructions in a cycle."""
 WIDE = 16.0
 """Numbers of a vector, where nobody tells."""
-LARGE = 2.0
+LARGE_RESULT_BYTES = 2.0
 """Bytes of a result for each element, from which on it is as large as what it is computed from."""
 
 
@@ -91,7 +91,7 @@ def loops(c: Mapping[str, Column]) -> Loops:
 def usual(c: Mapping[str, Column]) -> Column:
     """Whether something else than what changes places decides how vectors run: a second input, or the result, as large as
     the whole; in a reduction, that columns suit vectors better than rows."""
-    other = (c["streams"] > 2) | (c["bytes_out"] >= LARGE * c["elements"])
+    other = (c["streams"] > 2) | (c["bytes_out"] >= LARGE_RESULT_BYTES * c["elements"])
     reduces = c["reduction"] > 0
     return (reduces & ~lanes_are_rows(c)) | (~reduces & other)
 
@@ -99,7 +99,7 @@ def usual(c: Mapping[str, Column]) -> Column:
 def lanes_are_rows(c: Mapping[str, Column]) -> Column:
     """Whether vectors of a reduction along the innermost dim run across rows, each lane a row of its own: what accesses are
     (operands that lie otherwise walk rows, others walk columns, a result for each row walks rows), judged as lowering judges it."""
-    lanes, written = np.where(c["lanes"] > 1, c["lanes"], WIDE), 1.0 * (c["bytes_out"] >= LARGE * c["elements"])
+    lanes, written = np.where(c["lanes"] > 1, c["lanes"], WIDE), 1.0 * (c["bytes_out"] >= LARGE_RESULT_BYTES * c["elements"])
     otherwise = np.floor(c["turned"] / np.maximum(c["elements"], 1.0) + 0.5)
     others = np.maximum(c["streams"] - 1.0 - otherwise, 0.0)
     columns = vector_score(others + written, otherwise, np.minimum(np.maximum(c["width"], 1.0) / lanes, 1.0))

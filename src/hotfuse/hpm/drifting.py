@@ -53,7 +53,7 @@ _STEPS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MeasuredBesidePredicted:
     """Measurements beside predictions, the newest last."""
 
     family: Whole
@@ -78,7 +78,7 @@ def design(family: Whole, level: Whole) -> Vector:
     return found
 
 
-def explained(seen: Seen, before: Vector) -> Vector:
+def explained(seen: MeasuredBesidePredicted, before: Vector) -> Vector:
     """Log factors by part, 0 for those that stay as they were; `before` is what was said last."""
     found = np.zeros(PARTS)
     if len(seen) < MIN_SAMPLES:
@@ -129,7 +129,7 @@ def _needed(fit: _Fit, parts: list[int], shifts: Vector, stays: Vector) -> tuple
     return parts, shifts
 
 
-def outdated(seen: Seen, parts: Vector) -> npt.NDArray[np.bool_] | None:
+def outdated(seen: MeasuredBesidePredicted, parts: Vector) -> npt.NDArray[np.bool_] | None:
     """Samples from before a change that a correction by `parts` does not know of; None where nothing changed."""
     x, weight = design(seen.family, seen.level), _weights(seen)
     scale, left = _scales(seen, weight), seen.off - x @ parts
@@ -194,7 +194,7 @@ class _Fit:
         return (self.weight / self.scale**2)[:, None] / (1 + (left / self.scale[:, None]) ** 2 / TAIL)
 
 
-def _weights(seen: Seen) -> Vector:
+def _weights(seen: MeasuredBesidePredicted) -> Vector:
     """What a sample counts: less where newer ones of its family and level are known, and a problem once in all."""
     weight = np.empty(len(seen))
     cell = seen.family * (len(LEVELS) + 1) + seen.level + 1
@@ -207,7 +207,7 @@ def _weights(seen: Seen) -> Vector:
     return weight * (most / total)[which]
 
 
-def _scales(seen: Seen, weight: Vector) -> Vector:
+def _scales(seen: MeasuredBesidePredicted, weight: Vector) -> Vector:
     """How wide the errors of each sample's family are, whatever the family as a whole is off by."""
     scale = np.empty(len(seen))
     for f in np.unique(seen.family):
@@ -219,7 +219,7 @@ def _scales(seen: Seen, weight: Vector) -> Vector:
     return np.maximum(scale, NARROWEST)
 
 
-def _problems(seen: Seen, x: Vector) -> Vector:
+def _problems(seen: MeasuredBesidePredicted, x: Vector) -> Vector:
     """In how many problems each part was met."""
     _, which = np.unique(seen.problem, return_inverse=True)
     met = np.zeros((which.max() + 1, PARTS))

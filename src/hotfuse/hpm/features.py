@@ -18,7 +18,7 @@ from hotfuse.base.once import once
 from hotfuse.hpm import cuts
 from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.fitted import STEPS, Counted, amounts
-from hotfuse.hpm.passes import passes
+from hotfuse.hpm.reduction_passes import passes
 from hotfuse.hpm.roofline import Column, Least, Roofline, Speeds, least_of
 from hotfuse.hpm.work import COLUMN, Matrix, families_of
 from hotfuse.machine.peaks import LEVELS

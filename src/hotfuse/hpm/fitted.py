@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.hpm import passes
+from hotfuse.hpm import reduction_passes
 from hotfuse.hpm.cuts import WIDE, Loops, Steps, usual
 from hotfuse.hpm.roofline import Column, Vector
 from hotfuse.hpm.work import FAMILIES, Matrix
@@ -50,7 +50,7 @@ class Counted:
     """Operations of products that cannot be done without."""
     cut: Steps
     loop: Loops
-    rows: passes.Passes
+    rows: reduction_passes.Passes
     weights: Column
     """Seconds for the weights to arrive, once for every group of rows."""
     by_moved: Column
@@ -111,7 +111,7 @@ TERMS = (
     *_BY_WIDTH, *(f"{n}_narrower" for n in _BY_WIDTH), "narrow", "narrow_functions", "narrow_reduced",
     *(f"read_{i}" for i in range(4)), *(f"written_{i}" for i in range(4)),
     "once", "pooled", "picked", "turned", "turned_rows", "product", "multiply_adds", "tiles_in", "tiles_out", "weights", "tiles",
-    "tile_steps", "tile_sums", "windows", "moved", "steps", "forked", *passes.TERMS,
+    "tile_steps", "tile_sums", "windows", "moved", "steps", "forked", *reduction_passes.TERMS,
     "calls", *(f"call_{n}" for n in ("convolution", "attention", "recurrent", "product", "reduction")),
 )  # fmt: skip
 """Columns of a table of rates, and of amounts."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.hpm.drifting import MIN_SAMPLES, PARTS, Seen, design, explained, outdated
+from hotfuse.hpm.drifting import MIN_SAMPLES, PARTS, MeasuredBesidePredicted, design, explained, outdated
 from hotfuse.hpm.model import Correction, Vector
 from hotfuse.hpm.work import FAMILIES
 from hotfuse.machine.peaks import LEVELS
@@ -95,9 +95,9 @@ class Online(Correction):
             self._samples = deque(kept, maxlen=WINDOW)
             self._parts = explained(self._arrays(), self._parts)
 
-    def _arrays(self) -> Seen:
+    def _arrays(self) -> MeasuredBesidePredicted:
         family, level, off, problem = zip(*self._samples, strict=True)
-        return Seen(np.array(family), np.array(level), np.array(off, np.float64), np.array(problem))
+        return MeasuredBesidePredicted(np.array(family), np.array(level), np.array(off, np.float64), np.array(problem))
 
     def shift(self, family: npt.NDArray[np.int64], level: npt.NDArray[np.int64]) -> Vector:
         """Log factors for predictions."""

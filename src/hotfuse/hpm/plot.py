@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hotfuse.base.errors import InputError
-from hotfuse.hpm.judge import HeldOut
+from hotfuse.hpm.evaluation import HeldOut
 from hotfuse.hpm.work import FAMILIES, families
 
 ENDINGS = (".png", ".svg", ".pdf")

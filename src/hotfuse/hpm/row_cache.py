@@ -1,8 +1,8 @@
 """Rows of candidates, for a whole batch at once.
 
 Rows of nodes and bytes of values are kept: candidates of one graph share their nodes, so a new candidate costs look-ups, and a
-batch a few sums over tables. Native loops look up and add (`hpm.compiled.row_lookup`, `hpm.compiled.tally`,
-`hpm.compiled.repeated`); what they do not find is learned in Python, and then asked for again.
+batch a few sums over tables. Native loops look up and add (`hpm.compiled.row_lookup`, `hpm.compiled.row_sums`,
+`hpm.compiled.recompute`); what they do not find is learned in Python, and then asked for again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.hpm import recompute_factor
-from hotfuse.hpm.compiled import repeated, row_lookup, tally
+from hotfuse.hpm.compiled import recompute, row_lookup, row_sums
 from hotfuse.hpm.compiled.row_lookup import Words
 from hotfuse.hpm.work import (
     COLUMN,
@@ -38,7 +38,7 @@ from hotfuse.ops.table import Access, lookup
 
 MAX_KEPT = 20_000
 """Nodes and values whose rows are kept; more of them begin anew."""
-_COMPUTED = np.array(repeated.COMPUTED)
+_COMPUTED = np.array(recompute.COMPUTED)
 _SIZES, _THREADS = attrgetter("sizes"), attrgetter("threads")
 Ids = Words | None
 """Where candidates are; None where native loops cannot read them."""
@@ -83,9 +83,9 @@ class RowCache:
         self._sized: dict[tuple[tuple[str, int], ...], _Sized] = {}
         self._numbers: dict[tuple[tuple[str, int], ...], int] = {}
         """The same, as native loops know them."""
-        self._nodes = _Table(tally.NODE_WIDTH)
+        self._nodes = _Table(row_sums.NODE_WIDTH)
         """A node's row, its kind for what is computed again, its elements."""
-        self._values = _Table(tally.VALUE_WIDTH)
+        self._values = _Table(row_sums.VALUE_WIDTH)
         """Bytes, whether strides are odd, bytes of an element."""
         self._index = row_lookup.KeyTable(2)
         """Places by identity and sizes."""
@@ -110,7 +110,7 @@ class RowCache:
                 self._clear()
             ids = row_lookup.identities(candidates)
             counts, places = self._placed(candidates, ids)
-            told = tally.fill(table, places, counts, self._nodes.rows, self._values.rows)
+            told = row_sums.fill(table, places, counts, self._nodes.rows, self._values.rows)
             self._cut(table, candidates, ids)
             _again(table, candidates, ids, told, self._nodes.rows, counts[::4])
         _less(table)
@@ -268,10 +268,10 @@ def _anchors(table: Matrix) -> Matrix:
 
 
 def _again(
-    table: Matrix, candidates: Sequence[Candidate], ids: Ids, told: tally.CandidateColumns, nodes: Matrix, counts: Words
+    table: Matrix, candidates: Sequence[Candidate], ids: Ids, told: row_sums.CandidateColumns, nodes: Matrix, counts: Words
 ) -> None:
     """What a kernel computes several times counts so often: rare, so only graphs in which it may be are looked at."""
-    left = range(len(candidates)) if ids is None else repeated.again(ids, table, told, nodes).tolist()
+    left = range(len(candidates)) if ids is None else recompute.again(ids, table, told, nodes).tolist()
     starts = counts.cumsum() - counts
     for i in left:
         row, own = table[i], slice(int(starts[i]), int(starts[i] + counts[i]))

@@ -1,7 +1,7 @@
 """What a machine reaches at best, as measured: the roofline that performance models and utilization are held against.
 
-Plain data; measuring needs generated code and happens in `backends.llvm.peaks`. A figure is the best of several passes that were
-spread out in time, with the distance of the other good passes from it as its noise.
+Plain data; measuring needs generated code and happens in `backends.llvm.peak_kernels`. A figure is the best of several passes that
+were spread out in time, with the distance of the other good passes from it as its noise.
 """
 
 from __future__ import annotations

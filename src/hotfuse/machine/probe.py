@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.machine.features import RETURNS, Feature, known_features
+from hotfuse.machine.cpu_features import RETURNS, Feature, known_features
 
 _TRIAL = Path(__file__).with_name("trial.py")
 _SECONDS = 120

@@ -29,7 +29,7 @@ ROW_WORDS = 3
 _COUNT, _STARTS, _ROWS, _TICKET, _VERIFIED, _BEGAN, _LIMIT, _LARGE, _FOUND, _SHIFT = range(10)
 """Words of a table. `_VERIFIED` is when the last pass that ended had begun; `_FOUND` what a step found that nobody has
 asked for yet: until then every step says the same. One step in 2 ** `_SHIFT` compares."""
-LARGE = 64 << 10
+UNLOCKED_BYTES = 64 << 10
 """Bytes of a chunk from which on a step lets the interpreter lock go."""
 _LANES, _WIDTH, _ROTATE = 4, 16, 13
 _ODD = (2654435761, 2246822519, 3266489917, 668265263)
@@ -314,7 +314,7 @@ class ChecksumTable:
         self.chunks = len(starts)
         self.keep = keep
         self._starts = (ctypes.c_int64 * (len(starts) + 1))(*starts, len(self.rows.pieces))
-        large = int(self.rows.bytes / self.chunks > LARGE)
+        large = int(self.rows.bytes / self.chunks > UNLOCKED_BYTES)
         self._words = (ctypes.c_int64 * 10)(
             self.chunks, ctypes.addressof(self._starts), ctypes.addressof(self.rows.words), 0, now_ns, now_ns, limit_ns, large,
             SAME, shift,

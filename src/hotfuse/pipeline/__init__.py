@@ -22,7 +22,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.passes import Pass, run
 from hotfuse.base.settings import Settings
 from hotfuse.compile import request_context
-from hotfuse.compile.capturing import CAPTURE, SIMPLIFY
+from hotfuse.compile.capture_passes import CAPTURE, SIMPLIFY
 from hotfuse.compile.freeze import WeightedGraph
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.ir.graph import Graph

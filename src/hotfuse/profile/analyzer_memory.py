@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.profile.drift import Stream
 from hotfuse.profile.predict import StreamPredictor, class_of
 from hotfuse.profile.records import MAX_RANK, Flag, RecordKind, split
 from hotfuse.profile.snapshot import (
@@ -25,6 +24,7 @@ from hotfuse.profile.snapshot import (
     ValueSeen,
 )
 from hotfuse.profile.stats import Decayed, Fractions, Outcomes, RecentRange, Sizes
+from hotfuse.profile.traffic_drift import Stream
 
 MAX_SIGNATURES = 64
 """Signatures of one graph with statistics of their own; the rarest gives way."""

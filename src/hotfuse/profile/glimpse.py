@@ -1,7 +1,7 @@
 """One question to a profile store that needs no database library: whether it may know anything of a graph.
 
 Loading that library takes a fifth of a second of a process that serves (decision 205), and a first plan of kernels waited for it,
-mostly to learn that nobody had tried any. A file that is not as expected is left to whoever opens the store.
+mostly to learn that nobody had tried any. A file that is not as expected is left to the process that opens the store.
 """
 
 from __future__ import annotations

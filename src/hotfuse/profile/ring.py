@@ -8,7 +8,7 @@ record; and releases it with sequence t+1. The consumer takes it when it sees t+
 that finds the slot not given back drops its record and counts it: it never waits. A consumer that died in between is followed
 by another, which finds its place from the sequences.
 
-Producers are native code (`backends.llvm.probe`), handed in as a function so that this layer knows no compiler. Without it, a
+Producers are native code (`backends.llvm.probe_pass`), handed in as a function so that this layer knows no compiler. Without it, a
 producer in Python does the same under a lock, and what it published is counted.
 
 The memory is an anonymous file that its descriptor stands for: nothing is left behind, however the processes end.

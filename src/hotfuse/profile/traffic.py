@@ -19,7 +19,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 
 STEADY = 0.8
 """Part of the samples that must be like the typical one for data to be called predictable."""
-NEAR = 2.0
+ALIKE_FACTOR = 2.0
 """Sizes within this factor of the typical one are planned for alike: loops, tilings and threads are the same ones."""
 FEWEST = 4
 """Samples of a mask without which nothing is said of it."""
@@ -140,5 +140,5 @@ def data_size(symbol: str, seen: Sequence[int], refused_by: str = "") -> DataSiz
     """What some calls say of a size."""
     ordered = sorted(seen)
     middle = ordered[len(ordered) // 2]
-    near = sum(middle <= NEAR * n and n <= NEAR * middle for n in ordered) / len(ordered)
+    near = sum(middle <= ALIKE_FACTOR * n and n <= ALIKE_FACTOR * middle for n in ordered) / len(ordered)
     return DataSize(symbol, middle, ordered[0], ordered[-1], len(ordered), near, refused_by)

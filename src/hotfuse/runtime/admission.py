@@ -32,8 +32,8 @@ from hotfuse.runtime.observe.repeats import InputRepeats
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Capture, Plans
 from hotfuse.runtime.samples import CallSamples, made_up, snapshot
-from hotfuse.runtime.serve.check import failed, holds
 from hotfuse.runtime.serve.effects import effects_of
+from hotfuse.runtime.serve.fact_checks import failed, holds
 from hotfuse.runtime.serve.guards import compile_signature
 from hotfuse.runtime.serve.other_paths import PathBalance
 from hotfuse.runtime.site import MAX_OPEN, CallGroup, Entry, Site, specs_of

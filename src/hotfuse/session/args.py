@@ -20,7 +20,7 @@ _GENERATED = "unk__"
 """How shape inference names the sizes it makes up."""
 _NO_VERSION = 2**63 - 1
 """What ONNX Runtime shows for a file that gives no version."""
-_SMALL = 4096
+_MAX_KEPT_BYTES = 4096
 """Constants up to this many bytes are kept for shape inference: shapes, axes and the like."""
 
 
@@ -105,7 +105,7 @@ def complete(
 def _shrink(graph: GraphProto) -> None:
     """Drop large constants' data: inference needs only small ones, and would copy all of them."""
     for t in graph.initializer:
-        if t.ByteSize() > _SMALL:
+        if t.ByteSize() > _MAX_KEPT_BYTES:
             for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
                 t.ClearField(field)
 

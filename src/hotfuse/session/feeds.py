@@ -34,7 +34,8 @@ _SEQUENCE_CODE = 3
 _storage_use_count = cast(Callable[[int], int], torch._C._storage_Use_Count)  # pyright: ignore[reportPrivateUsage]
 _NATIVE = frozenset(e.code for e in ELEMS if e.np.isbuiltin == 1 and e.np.kind in "fiub")
 _PLAIN = frozenset(e.torch for e in ELEMS if e.code in _NATIVE)
-_SMALL = 1 << 14
+_MAX_COPIED_BYTES = 1 << 14
+"""Up to here a result is copied: cheaper than finding out who else holds it."""
 _SOLE = 2
 """The count of a storage that one tensor holds: the tensor, and the handle made to ask."""
 
@@ -254,8 +255,8 @@ def _release(values: list[Value], i: int) -> Any:
     if isinstance(v, torch.Tensor):
         if not v.is_cpu:
             return to_numpy(v.detach().contiguous().cpu())
-        if v.dtype in _PLAIN and v.nbytes <= _SMALL and not v.requires_grad:
-            return v.numpy().copy()  # cheaper than finding out who else holds it
+        if v.dtype in _PLAIN and v.nbytes <= _MAX_COPIED_BYTES and not v.requires_grad:
+            return v.numpy().copy()
         del v
         mine = _references(values, i) == _ONE_OWNER
         t: torch.Tensor = values[i]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hotfuse.analysis.layouts import possible_sizes, relaid
+from hotfuse.analysis.liveness import without_unread
 from hotfuse.analysis.mask_facts import RowPlaces
 from hotfuse.analysis.row_axes import quotient, shape_of
 from hotfuse.base.errors import InternalError
@@ -16,7 +17,6 @@ from hotfuse.ir.types import DType, ScalarType, TensorType, Type, dims_of
 from hotfuse.ir.verify import verify
 from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.table import packet
-from hotfuse.specialize.masks import without_unread
 from hotfuse.specialize.row_demands import EXPANDS, CannotPack, RowDemands
 
 

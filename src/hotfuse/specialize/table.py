@@ -47,7 +47,9 @@ class Specialization:
 
     name: str
     evidence: str
-    """What calls must have shown."""
+    """What calls must have shown, in `{share}` of something."""
+    share: float
+    """That part: proposers ask for no less."""
     proposes: str
     """What becomes of the graph."""
     guard: str
@@ -56,6 +58,14 @@ class Specialization:
     """What a wrong bet costs."""
     prior: float
     """How likely it is to win its race, before any race was run."""
+    saves: float = 0.0
+    """The part of a call's time that it saves where it pays and nothing else tells (of rows of zeros: of those left out); 0 where
+    proposers always know."""
+
+    @property
+    def needs(self) -> str:
+        """The evidence with its figure."""
+        return self.evidence.format(share=f"{self.share:.0%}")
 
 
 BRANCH, REPEATED, DUPLICATES, OPEN_MASK = "branch", "repeated inputs", "duplicate rows", "open mask"
@@ -63,35 +73,37 @@ PADDING, ZERO_ROWS, SIZES = "packed rows", "zero rows", "sizes"
 
 ROWS: tuple[Specialization, ...] = (
     Specialization(
-        BRANCH, "a condition went one way in 80% of sampled calls", "the branch written out behind its condition",
-        "the condition itself; other outcomes run the general code from there on", "the condition is asked in Python", 0.6,
+        BRANCH, "a condition went one way in {share} of sampled calls", 0.8, "the branch written out behind its condition",
+        "the condition itself; other outcomes run the general code from there on", "the condition is asked in Python", 0.6, 0.25,
     ),
     Specialization(
-        REPEATED, "inputs come again in half of the calls while others change", "what depends on them alone is kept, not run again",
+        REPEATED, "inputs come again in {share} of the calls while others change", 0.4,
+        "what depends on them alone is kept, not run again",
         "their bytes against those of up to four kept contents; others run the plan there was until they come a second time",
         "three calls that compute it apart, or 32 that took longer in all; then the plan there was, for up to 256 or 1,024", 0.7,
     ),
     Specialization(
-        DUPLICATES, "a quarter of the rows of kept batches come twice", "distinct rows alone, and results spread over the batch",
+        DUPLICATES, "{share} of the rows of kept batches are there twice", 0.25,
+        "distinct rows alone, and results spread over the batch",
         "the bytes of all rows, up to a share of distinct ones that was measured; others run the plan there was",
         "one look at the rows, given up for up to 128 calls after eight in vain", 0.6,
     ),
     Specialization(
-        OPEN_MASK, "a mask let everything through in 80% of sampled calls", "the graph without the mask",
-        "every element of the mask; other masks run the plan there was", "one read of the mask", 0.6,
+        OPEN_MASK, "a mask let everything through in {share} of sampled calls", 0.8, "the graph without the mask",
+        "every element of the mask; other masks run the plan there was", "one read of the mask", 0.6, 0.15,
     ),
     Specialization(
-        PADDING, "a mask hides a tenth of the rows of kept calls", "live rows alone, packed once",
+        PADDING, "a mask hides {share} of the rows of kept calls", 0.1, "live rows alone, packed once",
         "the share of live rows in the call's mask, below one that was measured; others run the plan there was",
-        "one read of the mask, given up for up to 128 calls after eight in vain", 0.5,
+        "one read of the mask, given up for up to 128 calls after eight in vain", 0.5, 0.3,
     ),
     Specialization(
-        ZERO_ROWS, "a tenth of the rows of a product's input are zero, or of four rows' steps", "products that leave them out",
-        "decided by data inside the kernel", "one read of the rows, given up after 64 calls in vain", 0.5,
+        ZERO_ROWS, "{share} of the rows of a product's input are zero, or of four rows' steps", 0.1, "products that leave them out",
+        "decided by data inside the kernel", "one read of the rows, given up after 64 calls in vain", 0.5, 0.3,
     ),
     Specialization(
-        SIZES, "a fifth of the calls have the same sizes", "kernels for these sizes alone",
-        "the sizes, in the site's inline cache; others run the entry's plan", "nothing: the cache compares sizes anyway", 0.4,
+        SIZES, "{share} of the calls have the same sizes", 0.2, "kernels for these sizes alone",
+        "the sizes, in the site's inline cache; others run the entry's plan", "nothing: the cache compares sizes anyway", 0.4, 0.08,
     ),
 )  # fmt: skip
 """In the order of layers: the outermost first; sizes are routes of the site, around all of them."""

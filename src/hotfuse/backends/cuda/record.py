@@ -3,9 +3,9 @@
 """One run on a device as a CUDA graph: recorded once on a stream of its own, replayed with other inputs.
 
 A graph reads fixed addresses, so inputs are copied into tensors of its own; results are copied out, because the next replay writes
-over them. Inputs that the run itself writes into are not copied (a key/value cache): they are recorded where they lie, and whoever
-replays sees to it that they still lie there. Recording waits for nothing but its own stream and leaves the allocator's cache
-alone, which `torch.cuda.graph` does not.
+over them. Inputs that the run itself writes into are not copied (a key/value cache): they are recorded where they lie, and the
+caller of a replay sees to it that they still lie there. Recording waits for nothing but its own stream and leaves the allocator's
+cache alone, which `torch.cuda.graph` does not.
 
 It must happen on a thread that serves a call, never beside: while any stream of the process is recorded, another thread that waits
 for the whole device (`torch.cuda.synchronize()`) gets an error, whatever error mode the recording has. Where several threads serve,
@@ -49,7 +49,7 @@ def unrecordable(inputs: Sequence[torch.Tensor], device: torch.device) -> str:
 
 
 class Recording:
-    """A CUDA graph of a run for inputs of one kind. Whoever replays it sees to it that nobody else does at the same time."""
+    """A CUDA graph of a run for inputs of one kind. Its caller sees to it that no other thread replays it at the same time."""
 
     def __init__(
         self, run: Run, inputs: Sequence[torch.Tensor], stream: torch.cuda.Stream, pool: Any, in_place: Collection[int] = ()

@@ -30,7 +30,7 @@ from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import show
 
 if TYPE_CHECKING:
-    from hotfuse.backends.llvm import peaks, probe
+    from hotfuse.backends.llvm import peak_kernels, probe_pass
     from hotfuse.lower.cpu.tiling import Core
 
 
@@ -119,27 +119,27 @@ class LlvmBackend(HostBackend):
 
     def measure_peaks(self, threads: Sequence[int] | None = None) -> MachinePeaks:
         """A second or two; 1 and torch's own number of threads unless given."""
-        from hotfuse.backends.llvm import peaks
+        from hotfuse.backends.llvm import peak_kernels
 
-        return peaks.measure(threads)
+        return peak_kernels.measure(threads)
 
-    def speed_probe(self) -> peaks.MicroProbe:
+    def speed_probe(self) -> peak_kernels.MicroProbe:
         """Multiply-adds, second-level cache, clock."""
-        from hotfuse.backends.llvm import peaks
+        from hotfuse.backends.llvm import peak_kernels
 
-        return peaks.MicroProbe()
+        return peak_kernels.MicroProbe()
 
     def compile_probes(self) -> dict[str, bytes]:
         """Of every element type, and the publisher's."""
-        from hotfuse.backends.llvm import probe
+        from hotfuse.backends.llvm import probe_pass
 
-        return probe.compile_all()
+        return probe_pass.compile_all()
 
-    def load_probes(self, codes: Mapping[str, bytes]) -> probe.Probes:
+    def load_probes(self, codes: Mapping[str, bytes]) -> probe_pass.Probes:
         """Link them, a fraction of a millisecond each."""
-        from hotfuse.backends.llvm import probe
+        from hotfuse.backends.llvm import probe_pass
 
-        return probe.Probes(codes)
+        return probe_pass.Probes(codes)
 
 
 def _own(kernel: LoadedKernel) -> NativeKernel:

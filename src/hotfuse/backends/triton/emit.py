@@ -62,7 +62,7 @@ from hotfuse.tile.program import (
 )
 
 NAME = "kernel"
-_FAR = 1 << 31
+_WIDE_INDEX_ELEMENTS = 1 << 31
 """Elements of a buffer from which on places need 64 bits."""
 HALVED_COLUMNS = 128
 """Of a tile from which on it is stored in two halves by the copy engine."""
@@ -170,7 +170,7 @@ class _KernelWriter:
         if not self.programs:
             raise CannotLower("there is nothing to compute")
         sizes = [math.prod(n for n in b.shape if isinstance(n, int)) for b in self.kernel.buffers]
-        far = self.far = max(sizes, default=0) >= _FAR or self.programs >= _FAR
+        far = self.far = max(sizes, default=0) >= _WIDE_INDEX_ELEMENTS or self.programs >= _WIDE_INDEX_ELEMENTS
         self.bulk = self.bulk and not far
         if self.turns:
             self.in_turns(far=far)

@@ -29,7 +29,7 @@ from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.compile.unit.grouping import ORDER, GroupedGraph
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.kinds import GroupKind
-from hotfuse.fusion.reads import reads_places
+from hotfuse.fusion.memory_reads import reads_places
 from hotfuse.hpm.device.work import work_of
 from hotfuse.ir.graph import Graph, Kind, Node, makers, output_values, readers
 from hotfuse.ir.text import parse, show

@@ -32,7 +32,7 @@ from hotfuse.hpm.trust import Trust, judged
 from hotfuse.hpm.work import NAMES, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
-from hotfuse.machine.drift import IN_A_ROW, THRESHOLD
+from hotfuse.machine.speed_drift import IN_A_ROW, THRESHOLD
 from hotfuse.profile.rows import SOURCES, Measurement
 from hotfuse.profile.store import Store
 

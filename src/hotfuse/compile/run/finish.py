@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.run.lanes import ForkSpan, allocate_lanes, planned_forks, touched
-from hotfuse.compile.run.plan import RunPlanner
+from hotfuse.compile.run.run_plan import RunPlanner
 from hotfuse.compile.run.steps import (
     PlannedBranch,
     PlannedCall,

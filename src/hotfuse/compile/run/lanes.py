@@ -13,7 +13,7 @@ from math import inf
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.compile.run.plan import RunPlanner
+from hotfuse.compile.run.run_plan import RunPlanner
 from hotfuse.compile.run.steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.lower.common.algebra import add

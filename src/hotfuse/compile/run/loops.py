@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.compile.run.plan import RunPlanner, moved
+from hotfuse.compile.run.run_plan import RunPlanner, moved
 from hotfuse.compile.run.steps import (
     GraphScope,
     LevelParts,

@@ -22,7 +22,7 @@ from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import backend_name, kernels, threads, wanted
 from hotfuse.compile.run.finish import FinishedRun, finish
 from hotfuse.compile.run.loops import LoopPlanner
-from hotfuse.compile.run.plan import RunPlanner, copy_graph
+from hotfuse.compile.run.run_plan import RunPlanner, copy_graph
 from hotfuse.compile.run.steps import LevelParts, PlannedBranch, PlannedLoop
 from hotfuse.compile.unit.kernel_cache import MAX_KEPT, NormalGroup, keep, kernel_cache, piece_of
 from hotfuse.compile.variants.trial import Outcome, attempt
@@ -51,7 +51,7 @@ ENTRY_US = 8.0
 """What a kernel alone costs and one in a run does not (glue in Python, memory for results), and what leaving the run for the
 library and entering another one costs. That is more yet: a product by factors per channel that took the library 11 us in its trial
 took it 39 between two runs, whose values lie in memory of their own and not in one warm arena."""
-SMALL = 1 << 20
+MAX_RETRIED_ELEMENTS = 1 << 20
 """Most elements that a group without a kernel may move to be tried again for the sake of a run: larger ones take so long that a run
 matters little."""
 MOST_NODES = 24
@@ -96,7 +96,7 @@ class _RunKernels:
         chosen = [graph.nodes[i] for i in nodes]
         if len(chosen) > MOST_NODES or any(n.kind is not Kind.OPERATOR or not n.outs for n in chosen):
             return -1
-        if max(self._elements(n) for n in chosen) > SMALL:
+        if max(self._elements(n) for n in chosen) > MAX_RETRIED_ELEMENTS:
             return -1
         try:
             if self.until == UNFINISHED:
@@ -132,7 +132,7 @@ class _RunKernels:
                 known = all(symbols(d) <= self.sizes.keys() for d in v.type.shape)
                 size = 1
                 for d in v.type.shape:
-                    size *= evaluate(d, self.sizes) if known else SMALL + 1
+                    size *= evaluate(d, self.sizes) if known else MAX_RETRIED_ELEMENTS + 1
                 most = max(most, size)
         return most
 

@@ -6,7 +6,8 @@
     copy     where a region reads row-major images, a copy with channels innermost is built and timed as well
 
 A convolution between neighbours that read rows may be better off as it is: what it saves by another order, conversions cost.
-Windows that overlap need fewer multiplications if channels are innermost, which may pay for a copy that nothing else asks for.
+Windows that overlap can go through Winograd transforms if channels are innermost, which may pay for a copy that nothing else
+asks for.
 """
 
 from __future__ import annotations

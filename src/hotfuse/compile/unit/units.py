@@ -28,8 +28,7 @@ from hotfuse.compile.learn.learned import foresight, notes, refresh
 from hotfuse.compile.learn.measure import CompiledCandidate
 from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.request_context import backend_name, kernels, text_id, wanted
-from hotfuse.compile.unit import growth
-from hotfuse.compile.unit.contest import UnitContests
+from hotfuse.compile.unit import weight_growth
 from hotfuse.compile.unit.grouping import GROUPING, GroupedGraph, GroupingJob
 from hotfuse.compile.unit.kernel_cache import (
     BuiltKernel,
@@ -40,6 +39,7 @@ from hotfuse.compile.unit.kernel_cache import (
     piece_of,
 )
 from hotfuse.compile.unit.kernel_text import to_json
+from hotfuse.compile.unit.measuring_gate import UnitContests
 from hotfuse.compile.unit.planning import Gate
 from hotfuse.compile.variants import precision_variants, trial
 from hotfuse.compile.variants.served_threads import apart, as_served
@@ -142,7 +142,8 @@ def _growth(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> 
     if not kernel_cache().core.lean:
         return []
     pieces = [piece_of(graph, g.nodes, sizes) for g in groups if g.kind == GroupKind.CONVOLUTION]
-    return growth.lines((p.ops, lambda p=p: (kernel_cache().lowering(p), kernel_cache(lean=False).lowering(p))) for p in pieces)
+    made = ((p.ops, lambda p=p: (kernel_cache().lowering(p), kernel_cache(lean=False).lowering(p))) for p in pieces)
+    return weight_growth.lines(made)
 
 
 def described(

@@ -91,7 +91,7 @@ class Pool:
 
     def _refusal(self, task: Task) -> CaptureError | None:
         if self._closed:
-            return CaptureError("the process is ending", why=Why.TURNED_OFF)
+            return CaptureError("the process is ending", why=Why.CANCELLED)
         if task.key in self._poison:
             self._counts["refused"] += 1
             return _anew(self._poison[task.key])
@@ -167,7 +167,7 @@ class Pool:
             self._changed.notify_all()
         for w in waiting:
             if w.begin():  # else nobody waits for it any more
-                w.future.set_exception(CaptureError("the process is ending", why=Why.TURNED_OFF))
+                w.future.set_exception(CaptureError("the process is ending", why=Why.CANCELLED))
         until = time.monotonic() + timeout
         for t in (*threads, *((self._call_sampler,) if self._call_sampler is not None else ())):
             if t is not threading.current_thread():

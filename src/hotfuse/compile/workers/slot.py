@@ -193,7 +193,7 @@ class WorkerSlot:
         if why == "late":
             return CaptureError(f"{task.name} took longer than {task.timeout:g} s", why=Why.TIMEOUT)
         if why in ("closed", "cancelled"):
-            return CaptureError(f"{task.name} was {why}", why=Why.TURNED_OFF)
+            return CaptureError(f"{task.name} was {why}", why=Why.CANCELLED)
         self._books.count("workers_died")
         because = f"it held more than {self._books.limits.memory >> 20} MiB" if why == "memory" else words
         return CaptureError(f"the worker died with status {worker.status} over {task.name}", because=because, why=Why.WORKER_DIED)

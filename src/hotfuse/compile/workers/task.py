@@ -63,4 +63,4 @@ class Waiting:
         if self.future.cancel():
             self.begin()  # a thread that waits for one of several is not woken by a cancel alone
         else:
-            self.future.set_exception(CaptureError(f"{self.task.name} was cancelled", why=Why.TURNED_OFF))
+            self.future.set_exception(CaptureError(f"{self.task.name} was cancelled", why=Why.CANCELLED))

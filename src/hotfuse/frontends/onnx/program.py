@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -32,7 +32,11 @@ class NodeCtx:
 
     opset: int
     n_outputs: int
-    traced: ClassVar[bool] = False
+
+    @property
+    def traced(self) -> bool:
+        """Numbers are known here."""
+        return False
 
     def ints(self, t: Any) -> list[Any]:
         """The numbers in a tensor, flat."""

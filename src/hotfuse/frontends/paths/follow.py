@@ -8,9 +8,9 @@ Each read gives what it gave in that call (`frontends.paths.reads`), and what th
     for i in range(int(n)):     _assert_async(n, "... 3")
     n.item(), x.nonzero()       a symbol of torch's, with what it was as a hint: only what the code asks of it is assumed
 
-`frontends.paths.check` makes one check of the marks. What code asks of a symbol, torch would assert by itself, but not reliably: it
-leaves comparisons of floats out, and takes a size for known once it was compared, so that nothing is left to check. So every symbol
-has a tensor that it is read from, and what is asked of it is a mark like others.
+`frontends.paths.path_checks` makes one check of the marks. What code asks of a symbol, torch would assert by itself, but not
+reliably: it leaves comparisons of floats out, and takes a size for known once it was compared, so that nothing is left to check. So
+every symbol has a tensor that it is read from, and what is asked of it is a mark like others.
 """
 
 from __future__ import annotations

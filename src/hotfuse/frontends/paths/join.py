@@ -19,7 +19,7 @@ from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import Captured
-from hotfuse.frontends.paths.check import ConditionWriter, checked, lines, read_value
+from hotfuse.frontends.paths.path_checks import ConditionWriter, checked, lines, read_value
 from hotfuse.frontends.ship import TensorInfo
 from hotfuse.ir.branches import IF
 from hotfuse.ir.dims import Sym

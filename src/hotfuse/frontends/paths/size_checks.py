@@ -7,7 +7,7 @@
                                 z = max_pool1d(y1)
 
 A graph says of `y` that it has the 96 rows of the traced call, and kernels read as many. In a call in which the mask picks fewer,
-they would read behind the end of its memory before the check at the graph's end (`frontends.paths.check`) is come to.
+they would read behind the end of its memory before the check at the graph's end (`frontends.paths.path_checks`) is come to.
 
 A number that code reads may be a size, too (`x.split([n.item(), 4])`). What is assumed of it is checked before it is read:
 

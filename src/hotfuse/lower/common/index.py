@@ -12,8 +12,10 @@ by `cat` or `pad`, makes its counter's loop run piece by piece (`SplitLoop`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, Sym, expr, sym, symbols
@@ -234,6 +236,20 @@ class Space:
             if theirs:
                 result[theirs[0]] = flat
         return tuple(result)
+
+
+T = TypeVar("T")
+
+
+def in_finer_loops(shape: Sequence[Dim], tries: int, write: Callable[[Space], T]) -> T:
+    """What `write` gives in loops over a shape: where one has to be finer, all of it is written again, so many times at most."""
+    space = Space.of(tuple(shape))
+    for _ in range(tries):
+        try:
+            return write(space)
+        except Refine as finer:
+            space = space.refined(finer)
+    raise CannotLower("the loops do not become fine enough")
 
 
 def matched(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> list[tuple[list[int], list[int]]]:

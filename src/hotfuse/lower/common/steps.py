@@ -1,6 +1,6 @@
 """Where an element of a value comes from, one step back: memory, a view's source, an op's operands, one of several pieces.
 
-The evaluator (`lower.common.values`) writes instructions along these steps; planning (`lower.common.trace`,
+The evaluator (`lower.common.values`) writes instructions along these steps; planning (`lower.common.value_needs`,
 `lower.common.landing`) only follows them.
 """
 

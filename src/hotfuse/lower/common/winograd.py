@@ -1,4 +1,4 @@
-"""Convolutions with fewer multiplications (Winograd, Toom and Cook): transforms, and when they pay.
+"""Winograd convolutions (Toom and Cook's algorithm): transforms, and when they pay.
 
     m outputs of a window of r along a dim      r * m products, or m + r - 1 with transforms on both sides
     y = A' [(G g) * (B' d)]                        d: m + r - 1 inputs, g: the window; along two dims the transforms nest

@@ -18,7 +18,7 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import ORIGIN, Coord, scaled, summed
 from hotfuse.lower.common.lowered import tensor_type
 from hotfuse.lower.common.values import Evaluator
-from hotfuse.lower.cpu.plan import FoldPlan, ScanPlan
+from hotfuse.lower.cpu.loop_nest import FoldPlan, ScanPlan
 from hotfuse.lower.ops.expand import FLOATS
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.tile.build import KernelBuilder

@@ -24,7 +24,7 @@ from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.recompute import read_often
 from hotfuse.lower.common.stages import beside, ordered
 from hotfuse.lower.common.steps import Definitions
-from hotfuse.lower.cpu.plan import Goal, NestPlan, NestPlanner
+from hotfuse.lower.cpu.loop_nest import Goal, NestPlan, NestPlanner
 from hotfuse.lower.cpu.write import NestWriter
 from hotfuse.lower.ops import expand
 from hotfuse.lower.ops.views import is_move, shape_of

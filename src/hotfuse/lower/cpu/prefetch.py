@@ -19,7 +19,7 @@ from hotfuse.ir.types import bits
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.tile.program import Buffer, BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, TileAccess, When
 
-LARGE = 8
+BEYOND_CACHES_FACTOR = 8
 """So many times the second-level cache, all that a call reads and writes is taken to lie beyond the caches of a core."""
 LINE_BYTES = 64
 LEVEL = 2
@@ -30,7 +30,7 @@ _GIVEN = frozenset({BufferKind.INPUT, BufferKind.OUTPUT})
 def large(buffers: Iterable[Buffer], core: Core) -> Dim:
     """A predicate: whether what callers give is more than the caches near a core hold."""
     total = expr("+", 0, *(_bytes(b) for b in buffers if b.kind in _GIVEN))
-    return expr("<", LARGE * core.l2, total)
+    return expr("<", BEYOND_CACHES_FACTOR * core.l2, total)
 
 
 def _bytes(buffer: Buffer) -> Dim:

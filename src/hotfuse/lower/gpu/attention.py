@@ -21,20 +21,17 @@ from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.attention_node import AttentionNode, attention_node, four
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Coord, Position, Refine, Space, counters_of, scaled, summed
+from hotfuse.lower.common.index import ORIGIN, Coord, Position, Space, counters_of, scaled, summed
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
 from hotfuse.lower.common.values import Evaluator, TileAxis
-from hotfuse.lower.gpu.tiling import GpuTiling, left_over, numbers, power_of_2
+from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, left_over, numbers, power_of_2, write_in_finer_loops
 from hotfuse.lower.ops.views import broadcast, shape_of
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Tile
 
 MAX_WIDTH = 256
-TRIES = 16
-"""Times that loops are made finer."""
-_LEAST = 16
 SMALL = ((16, 128, 4, 2), (32, 64, 4, 2), (64, 64, 4, 2), (16, 64, 4, 3), (32, 128, 4, 2))
 """Queries, keys, warps, stages; where processors would be idle with larger blocks."""
 LARGE = ((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3), (64, 32, 4, 3), (64, 128, 4, 2))
@@ -59,7 +56,7 @@ class AttentionSizes:
 def attention_tilings(graph: Graph, *, every: bool = False) -> Sequence[GpuTiling]:
     """Blocks of queries by blocks of keys; `every`: those for few and for many programs, for a model to choose from."""
     sizes = _sizes(attention_node(graph))
-    most_q, most_k = (max(_LEAST, power_of_2(n)) for n in (sizes.queries, sizes.keys))
+    most_q, most_k = (max(MIN_OPERAND_EXTENT, power_of_2(n)) for n in (sizes.queries, sizes.keys))
     small = sizes.batch * sizes.heads * -(-sizes.queries // 64) < 132
     order = (*SMALL, *LARGE) if every else SMALL if small else LARGE
     found = [GpuTiling(min(q, most_q), sizes.value_width, min(k, most_k), warps, stages) for q, k, warps, stages in order]
@@ -71,18 +68,11 @@ def lower_attention(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple
     node = attention_node(graph)
     sizes = _sizes(node)
     kv_heads = sizes.heads // sizes.uses
-    space = Space.of((sizes.batch, kv_heads, sizes.uses, sizes.queries, sizes.value_width, sizes.keys, sizes.width))
+    shape = (sizes.batch, kv_heads, sizes.uses, sizes.queries, sizes.value_width, sizes.keys, sizes.width)
     builder = KernelBuilder(name)
     memory = KernelBuffers(builder, graph, strides)
-    for _ in range(TRIES):
-        try:
-            with builder.apart() as written:
-                AttentionWriter(graph, node, sizes, tiling, memory, space).write()
-            builder.splice(written)
-            return memory.finish(builder.finish())
-        except Refine as finer:
-            space = space.refined(finer)
-    raise CannotLower("the loops do not become fine enough")
+    write_in_finer_loops(builder, shape, lambda space: AttentionWriter(graph, node, sizes, tiling, memory, space).write())
+    return memory.finish(builder.finish())
 
 
 def _sizes(node: AttentionNode) -> AttentionSizes:
@@ -173,7 +163,7 @@ class AttentionWriter:
     @staticmethod
     def wide(counter: int, extent: int) -> TileAxis:
         """The elements of a head, all of them in one tile."""
-        width = max(_LEAST, power_of_2(extent))
+        width = max(MIN_OPERAND_EXTENT, power_of_2(extent))
         return TileAxis(counter, width, None if width == extent else extent)
 
     def summed(self, q: Tile, first: Dim, along_q: TileAxis, along_i: TileAxis, along_e: TileAxis) -> tuple[Tile, Tile]:

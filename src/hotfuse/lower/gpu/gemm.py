@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
@@ -23,25 +24,22 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands
 from hotfuse.lower.common.between import SUMS, Between, between, is_product
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Position, Refine, Space, counters_of
+from hotfuse.lower.common.index import ORIGIN, Position, Space, counters_of
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
 from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.gpu.folded_norm import BlockOutput, FoldedNorms, row_moments, store_blocks, unfolded
 from hotfuse.lower.gpu.rows import flattened, whole_strides
-from hotfuse.lower.gpu.tiling import GpuTiling, left_over, numbers, power_of_2
+from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, left_over, numbers, power_of_2, write_in_finer_loops
 from hotfuse.lower.ops.views import broadcast, shape_of
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Tile
 
-_TRIES = 16
 PROCESSORS = 132
 """Multiprocessors that tilings are made and ranked for; on other devices they are right all the same."""
 _NEIGHBOURS = 8
 """Tiles of rows in a group of the grid."""
-_LEAST = 16
-"""The least extent of a tensor core's operand."""
 MOST_TRIED = 8
 """Tilings of one group that are compiled and tried on the device."""
 MOST_BULK = 5
@@ -105,17 +103,9 @@ def _lowered(given: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, .
     norms = unfolded(given)
     graph = norms.graph
     for cluster in _clusters(graph, norms.blocks):
-        space = Space.of((*shape_of(cluster.products[0].out), shape_of(cluster.products[0].a)[-1]))
-        for _ in range(_TRIES):
-            try:
-                with builder.apart() as written:
-                    _ClusterWriter(graph, cluster, tiling, memory, space, norms).write()
-                builder.splice(written)
-                break
-            except Refine as finer:
-                space = space.refined(finer)
-        else:
-            raise CannotLower("the loops do not become fine enough")
+        shape = (*shape_of(cluster.products[0].out), shape_of(cluster.products[0].a)[-1])
+        write = partial(_ClusterWriter, graph, cluster, tiling, memory, norms=norms)
+        write_in_finer_loops(builder, shape, lambda space, write=write: write(space).write())
     return memory.finish(builder.finish())
 
 
@@ -139,10 +129,12 @@ def gemm_tilings(graph: Graph, *, bulk: bool = False, every: bool = False) -> Se
         flow = t.rows * t.columns / 32 + (t.rows + t.columns) * 4  # what a step costs: sums, and operands to fetch
         return waves * -(-k // t.depth) * (flow * t.depth / 64 + 60) * (1 + 0.2 * (1 - busy))
 
-    fitting = [t for t in SHAPES if t.rows <= max(_LEAST, power_of_2(m)) and t.columns <= max(_LEAST, power_of_2(n))]
+    most_m, most_n = (max(MIN_OPERAND_EXTENT, power_of_2(extent)) for extent in (m, n))
+    fitting = [t for t in SHAPES if t.rows <= most_m and t.columns <= most_n]
     if wide:  # twice the bytes: what is under way must fit in shared memory
         fitting = [replace(t, depth=max(16, t.depth // 2), stages=min(3, t.stages)) for t in fitting if t.rows * t.columns <= 16384]
-    fitting = [replace(t, depth=max(_LEAST, min(t.depth, power_of_2(k)))) for t in fitting] or [GpuTiling(16, 16, 32, 4, 2)]
+    fitting = [replace(t, depth=max(MIN_OPERAND_EXTENT, min(t.depth, power_of_2(k)))) for t in fitting]
+    fitting = fitting or [GpuTiling(16, 16, 32, 4, 2)]
     plain = list(dict.fromkeys(sorted(fitting, key=cost)))
     if not bulk or wide:
         return tuple(plain if every else plain[:MOST_TRIED])
@@ -208,8 +200,8 @@ class _ClusterWriter:
         if 0 in (self.m, self.n, self.k) or 1 in (self.n, self.k):  # along one element no tile has an axis
             raise CannotLower(f"a product of {self.m} rows, {self.n} columns and {self.k} steps")
         self.batch = [k for r in space.roots[:-3] for k in r]
-        least = 1 if self.m == 1 else _LEAST
-        self.tiling = replace(tiling, rows=1 if self.m == 1 else max(_LEAST, tiling.rows),
+        least = 1 if self.m == 1 else MIN_OPERAND_EXTENT
+        self.tiling = replace(tiling, rows=1 if self.m == 1 else max(MIN_OPERAND_EXTENT, tiling.rows),
                               depth=max(least, min(tiling.depth, power_of_2(self.k))))  # fmt: skip
         made = {v.name for v in cluster.outputs}
         self.blocks = tuple(b for b in norms.blocks if b.of.name in made)

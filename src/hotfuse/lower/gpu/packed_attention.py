@@ -20,17 +20,15 @@ from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.attention_node import AttentionNode
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Refine, Space, scaled, summed
+from hotfuse.lower.common.index import Space, scaled, summed
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.values import TileAxis
-from hotfuse.lower.gpu.attention import LARGE, MAX_WIDTH, TRIES, TYPES, AttentionSizes, AttentionWriter
-from hotfuse.lower.gpu.tiling import GpuTiling, numbers, power_of_2
+from hotfuse.lower.gpu.attention import LARGE, MAX_WIDTH, TYPES, AttentionSizes, AttentionWriter
+from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, numbers, power_of_2, write_in_finer_loops
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
-
-_LEAST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class _PackedRows:
 def packed_attention_tilings(graph: Graph) -> Sequence[GpuTiling]:
     """Blocks of queries by blocks of keys."""
     asked = _asked(graph)
-    most = max(_LEAST, power_of_2(asked.longest))
+    most = max(MIN_OPERAND_EXTENT, power_of_2(asked.longest))
     found = [GpuTiling(min(q, most), asked.sizes.value_width, min(k, most), w, stages) for q, k, w, stages in LARGE]
     return tuple(dict.fromkeys(found))
 
@@ -56,18 +54,11 @@ def lower_packed_attention(graph: Graph, tiling: GpuTiling, strides: Mapping[str
     """The kernel of a group around one packed attention; raises CannotLower where there is none."""
     asked = _asked(graph)
     s = asked.sizes
-    space = Space.of((1, s.heads // s.uses, s.uses, s.queries, s.value_width, s.keys, s.width))
+    shape = (1, s.heads // s.uses, s.uses, s.queries, s.value_width, s.keys, s.width)
     builder = KernelBuilder(name)
     memory = KernelBuffers(builder, graph, strides)
-    for _ in range(TRIES):
-        try:
-            with builder.apart() as written:
-                _PackedAttentionWriter(graph, asked, tiling, memory, space).write()
-            builder.splice(written)
-            return memory.finish(builder.finish())
-        except Refine as finer:
-            space = space.refined(finer)
-    raise CannotLower("the loops do not become fine enough")
+    write_in_finer_loops(builder, shape, lambda space: _PackedAttentionWriter(graph, asked, tiling, memory, space).write())
+    return memory.finish(builder.finish())
 
 
 def _asked(graph: Graph) -> _PackedRows:

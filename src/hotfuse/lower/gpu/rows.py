@@ -21,11 +21,11 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Refine, Space, counters_of
+from hotfuse.lower.common.index import Position, Space, counters_of, in_finer_loops
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
-from hotfuse.lower.common.trace import trace
+from hotfuse.lower.common.value_needs import trace
 from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.gpu.tiling import GpuTiling, left_over, numbers, power_of_2
 from hotfuse.lower.ops.expand import FLOATS
@@ -122,13 +122,7 @@ def _shaped(graph: Graph) -> _Shape:
     if any(n.op.startswith("lower.scan.") or n.op == "lower.stored" for n in graph.nodes):
         raise CannotLower("a running sum or a stage of its own on a GPU")
     root = reductions[0].ins[0] if reductions else max(outputs, key=lambda v: math.prod(numbers(*shape_of(v))))
-    space = Space.of(shape_of(root))
-    for _ in range(_TRIES):
-        try:
-            return _attempt(graph, root, space, outputs, reductions)
-        except Refine as finer:
-            space = space.refined(finer)
-    raise CannotLower("the loops do not become fine enough")
+    return in_finer_loops(shape_of(root), _TRIES, lambda space: _attempt(graph, root, space, outputs, reductions))
 
 
 def _attempt(

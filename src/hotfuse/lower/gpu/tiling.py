@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.tile.build import remaining
+from hotfuse.lower.common.index import Space, in_finer_loops
+from hotfuse.tile.build import KernelBuilder, remaining
+
+TRIES = 16
+"""Times that loops are made finer."""
+MIN_OPERAND_EXTENT = 16
+"""The least extent of a tensor core's operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +59,14 @@ def numbers(*sizes: Dim) -> tuple[int, ...]:
 def left_over(extent: int, tile: int, at: Dim) -> Dim | None:
     """How many elements of a tile that begins at `at` exist; None where all do."""
     return None if extent % tile == 0 else remaining(extent, at)
+
+
+def write_in_finer_loops(builder: KernelBuilder, shape: Sequence[Dim], write: Callable[[Space], None]) -> None:
+    """Add to a kernel what `write` writes in loops over a shape; an attempt whose loops had to be finer leaves nothing behind."""
+
+    def attempt(space: Space) -> None:
+        with builder.apart() as written:
+            write(space)
+        builder.splice(written)
+
+    in_finer_loops(shape, TRIES, attempt)

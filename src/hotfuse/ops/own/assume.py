@@ -1,7 +1,7 @@
 """`assume(x, holds)`: x, where a truth value holds that the graph rests on; otherwise the call is one that the graph is not for.
 
 A graph that was traced along one path through a model's Python computes what decided there with everything else, and ends in one
-such node (`frontends.paths.check`). Generated code counts a fault (`require`), torch's operators raise CallFault: either way
+such node (`frontends.paths.path_checks`). Generated code counts a fault (`require`), torch's operators raise CallFault: either way
 nothing of the call has become visible, and the model's own code answers it.
 
 `sized(x, holds)` is the same of sizes that data decide. No kernel takes it in, so it raises before any of them reads x.

@@ -31,8 +31,8 @@ from hotfuse.profile.snapshot import ControlSeen, GraphSeen, NoticedDrift, Snaps
 from hotfuse.runtime.plan import Plan
 
 if TYPE_CHECKING:
+    from hotfuse.runtime.observe.call_notes import RecordValue
     from hotfuse.runtime.observe.instrument import InstrumentedPlan
-    from hotfuse.runtime.observe.notes import RecordValue
     from hotfuse.tile.program import Kernel
 
 MAX_VARIANTS = 6

@@ -25,7 +25,7 @@ from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
 from hotfuse.ir.text import show
 from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.energy import watts_per_core
-from hotfuse.machine.traffic import of_misses
+from hotfuse.machine.memory_traffic import of_misses
 from hotfuse.ops.table import Access, lookup
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen

@@ -15,11 +15,11 @@ from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Value
 from hotfuse.ir.types import TensorType
 from hotfuse.profile.records import Flag
-from hotfuse.runtime.observe.notes import SampledCall
+from hotfuse.runtime.observe.call_notes import SampledCall
 from hotfuse.runtime.observe.points import Point
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.instrument import FLOATS, ranges
-from hotfuse.tile.probe import DTYPES
+from hotfuse.tile.probe_kernels import DTYPES
 from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import output_values
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Subject
+from hotfuse.runtime.observe.call_notes import MAX_CONTROL, Noting, RecordValue, SampledCall
 from hotfuse.runtime.observe.inside import RunProbes, stored
 from hotfuse.runtime.observe.meters import Meters, part_of
-from hotfuse.runtime.observe.notes import MAX_CONTROL, Noting, RecordValue, SampledCall
 from hotfuse.runtime.observe.partition_cost import UNKNOWN, known, partition_cost
 from hotfuse.runtime.observe.points import choose
 from hotfuse.runtime.observe.wrapped import Wrapped

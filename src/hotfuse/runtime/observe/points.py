@@ -21,7 +21,7 @@ from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.partition.cut import Partitioning
 from hotfuse.profile.records import Flag
 from hotfuse.specialize.masks import all_alike
-from hotfuse.tile.probe import DTYPES
+from hotfuse.tile.probe_kernels import DTYPES
 
 BUDGET = 24
 """Points of one graph."""

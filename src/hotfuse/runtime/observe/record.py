@@ -45,7 +45,7 @@ from hotfuse.runtime.observe.findings import Finding, PartitionQuestion
 from hotfuse.runtime.observe.idle import Idle
 
 if TYPE_CHECKING:
-    from hotfuse.machine.drift import DriftWatch
+    from hotfuse.machine.speed_drift import DriftWatch
     from hotfuse.profile.rows import PartitionProfile, StoredDecision, SubgraphProfile
     from hotfuse.profile.store import Store
     from hotfuse.profile.sync import CentralSync

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hotfuse.backends import registry
 from hotfuse.backends.protocol import SpeedProbe
 from hotfuse.base.events import Action, EventLog, Why
-from hotfuse.machine.drift import INTERVAL_S, DriftWatch, ProbeRun, SpeedChange
 from hotfuse.machine.fingerprint import Fingerprint, fingerprint
 from hotfuse.machine.peaks import from_dict
+from hotfuse.machine.speed_drift import INTERVAL_S, DriftWatch, ProbeRun, SpeedChange
 from hotfuse.profile.rows import SpeedRow
 from hotfuse.profile.store import Store
 

@@ -1,4 +1,4 @@
-"""What calls of an entry were seen to bring, put together for whoever plans for it; for the background.
+"""What calls of an entry were seen to bring, put together for planners, in the background.
 
 Sampled calls tell what partitions take (before there are any, the call that their plan was raced on; both are weights of the graph,
 `runtime.observe.graph_weights`) and what masks hide, kept calls which sizes data have, and counts of calls which sizes they come
@@ -29,7 +29,7 @@ MOST_PIECES = 48
 """Partitions whose times are told, the slowest."""
 MOST_SIZES = 4
 """Sizes of calls that are planned for at once: predictions are asked for at each of them."""
-MOST = 2 / 3
+MAIN_KIND_SHARE = 2 / 3
 """Calls of one kind that are a larger part than this of those of late are what a plan is for alone."""
 LEAST_SHARE = 0.05
 """Calls of a size that are a smaller part are not planned for."""
@@ -96,7 +96,7 @@ def piece(q: PartitionQuestion) -> MeasuredPiece:
 def mix_of(samples: CallSamples, graph: Graph) -> tuple[SizesShare, ...]:
     """The sizes that calls of a graph have, where no kind of call is most of them; nothing where they do not fit it."""
     shares = {s: share for s, share in samples.shares().items() if share >= LEAST_SHARE}
-    if len(shares) < 2 or next(iter(shares.values())) > MOST:
+    if len(shares) < 2 or next(iter(shares.values())) > MAIN_KIND_SHARE:
         return ()
     found: list[SizesShare] = []
     for signature, share in list(shares.items())[:MOST_SIZES]:

@@ -18,9 +18,9 @@ from hotfuse.ir.branches import control_name, inside
 from hotfuse.ir.graph import Kind, Node, Value, output_values, values_in
 from hotfuse.lower.run.description import CLOCK, COUNTS, OUTCOMES
 from hotfuse.ops.control import truth
+from hotfuse.runtime.observe.call_notes import Noting
 from hotfuse.runtime.observe.control_outcomes import ToldOutcome, telling
 from hotfuse.runtime.observe.inside import RunProbes
-from hotfuse.runtime.observe.notes import Noting
 from hotfuse.runtime.observe.points import Point
 from hotfuse.runtime.plan import Plan, PlanUnit, chained
 

@@ -5,7 +5,7 @@
     no such buffers                               -> they are made and a step on them is recorded, or it runs kernel by kernel
 
 A recording writes at fixed addresses, so buffers are kept with it, and how much of them is filled is counted on the device
-(`compile.device.static_caches`). Whether a buffer is still read is asked of its memory: whoever holds a result,
+(`compile.device.static_caches`). Whether a buffer is still read is asked of its memory: a result that is held,
 a view of it, or an array, holds that. Older results keep their values, since only rows behind them are
 written; a second continuation of one past is no longer what the buffer gave last, and is copied elsewhere.
 

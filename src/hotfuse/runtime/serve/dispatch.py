@@ -25,7 +25,7 @@ from hotfuse.analysis.decision import DecisionDag, decide
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.serve.check import python_select
+from hotfuse.runtime.serve.fact_checks import python_select
 from hotfuse.runtime.serve.guards import python_guard
 
 T = TypeVar("T")

@@ -40,7 +40,7 @@ from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 MIN_REST, MAX_REST = 16, 512
 """Calls that the model's own code serves after a backward pass, unless another one follows meanwhile. Twice as many where the last
 rest ended too early, half as many where backward passes have become rare."""
-RARE = 8
+RARE_CALLS_PER_REST = 8
 """Backward passes are rare where plans have served so many times as many calls since the last rest as that was long."""
 MAX_WAITING = 16
 """Backward passes whose gradients of parameters are kept at once: those that were broken off leave theirs behind."""
@@ -228,7 +228,7 @@ class Gradients:
         if counts.followed:
             counts.followed = False
             if counts.resting <= 0:
-                rare = counts.served - counts.rested > RARE * counts.rest
+                rare = counts.served - counts.rested > RARE_CALLS_PER_REST * counts.rest
                 counts.rest = max(MIN_REST, counts.rest // 2) if rare else min(MAX_REST, 2 * counts.rest)
                 self._log.decide(Action.KEEP, Why.DIFFERENTIATED, self._name, calls=counts.served, backwards=counts.backwards,
                                  for_calls=counts.rest)  # fmt: skip

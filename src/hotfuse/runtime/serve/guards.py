@@ -1,6 +1,6 @@
 """The check that a call fits a captured graph, generated as one flat predicate over the call's tensors.
 
-It says what `runtime.serve.check.holds` says of each fact; `native.guard` says it natively. This one serves until that is
+It says what `runtime.serve.fact_checks.holds` says of each fact; `native.guard` says it natively. This one serves until that is
 compiled, and where native code cannot read tensors. The text is made of integers and names made here.
 """
 
@@ -32,7 +32,7 @@ from hotfuse.ir.dims import Dim, dims_in
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.runtime.serve.check import holds
+from hotfuse.runtime.serve.fact_checks import holds
 
 Guard = Callable[..., bool]
 

@@ -5,7 +5,7 @@ structure, sizes, strides and types, what is around the call, and which kernels 
 (`base.structure`) are numbers that kernels were launched with; they are part of the sizes.
 
 A call that writes its own arguments (a key/value cache) is recorded where those lie: its kind has their addresses. Nothing of
-them is held. Whoever calls brings the memory that a replay writes; that it is the same memory is all a replay asks for.
+them is held. The caller brings the memory that a replay writes; that it is the same memory is all a replay asks for.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ from hotfuse.runtime.tierup.packing_share import break_even_share
 from hotfuse.simplify import simplify
 from hotfuse.specialize.packing import Packing, packed_graph
 from hotfuse.specialize.row_demands import CannotPack
-from hotfuse.specialize.table import PADDING, AttemptKey
+from hotfuse.specialize.table import PADDING, AttemptKey, row
 
-MOST_LIVE = 0.9
+MOST_LIVE = 1 - row(PADDING).share
 """The mean share of live rows above which nobody tries."""
 MIN_CALLS = 3
 """Kept calls that have to be seen."""

@@ -34,7 +34,7 @@ from hotfuse.runtime.tierup.tier2 import (
     without_padding,
     without_rows,
 )
-from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, recurring
+from hotfuse.runtime.tierup.tiers import FEWEST, recurring
 from hotfuse.specialize import table
 from hotfuse.specialize.branches import conditions
 from hotfuse.specialize.masks import all_alike
@@ -43,8 +43,6 @@ from hotfuse.specialize.table import AttemptKey, branch_key, sizes_key
 
 LEAST_VALUE = 0.005
 """Part of the calls' time that a specialization must be expected to save: less is not worth a compile."""
-BRANCH_SAVES, MASK_SAVES, PADDING_SAVES, ROWS_SAVE, SIZES_SAVE = 0.25, 0.15, 0.3, 0.3, 0.08
-"""Parts of a call's time that rows save where they pay and nothing else tells; rows of zeros: of the rows that are left out."""
 LEAST_OTHERS = 0.1
 """Part of the calls of late that must be mostly live rows for kernels that compute all of them, where packing came first."""
 
@@ -76,7 +74,7 @@ def _branch(context: AttemptContext, site: Site, entry: Entry) -> Proposal | Non
     for at in conditions(graph):
         name = control_name(graph.nodes[at])
         seen = context.plans.call_sampler.predictable(entry.key, "branch", name)
-        if seen is None or seen[1] < PREDICTABLE or seen[2] < FEWEST:
+        if seen is None or seen[1] < table.row(table.BRANCH).share or seen[2] < FEWEST:
             continue
         outcome = bool(seen[0])
         placed = next((x for x in entry.layers if isinstance(x, BranchLayer)), None)
@@ -88,7 +86,8 @@ def _branch(context: AttemptContext, site: Site, entry: Entry) -> Proposal | Non
         layer = BranchLayer(name, (outcome,) if placed is None else (*placed.outcomes, outcome))
         about = {"condition": name, "outcome": outcome}
         attempt = partial(add_layer, context, site, entry, layer, key, about, seen[1])
-        return Proposal(key, BRANCH_SAVES, seen[1], attempt, {**about, "accuracy": round(seen[1], 3), "samples": seen[2]})
+        evidence = {**about, "accuracy": round(seen[1], 3), "samples": seen[2]}
+        return Proposal(key, table.row(table.BRANCH).saves, seen[1], attempt, evidence)
     return None
 
 
@@ -139,7 +138,7 @@ def _open_mask(context: AttemptContext, site: Site, entry: Entry) -> Proposal | 
                          partial(layer.holds, graph))  # fmt: skip
 
     evidence = {"mask": layer.name, "all": layer.number, "accuracy": round(found.accuracy, 3), "samples": found.samples}
-    return Proposal(layer.key, MASK_SAVES, found.accuracy, attempt, evidence)
+    return Proposal(layer.key, table.row(table.OPEN_MASK).saves, found.accuracy, attempt, evidence)
 
 
 def packs(context: AttemptContext, entry: Entry) -> bool:
@@ -173,7 +172,8 @@ def _padding(context: AttemptContext, site: Site, entry: Entry) -> Proposal | No
     if placed.compiled or PADDED_CALLS in entry.refused or others < LEAST_OTHERS:
         return None
     evidence = {"what": str(PADDED_CALLS), "share": round(others, 3)}
-    return Proposal(PADDED_CALLS, PADDING_SAVES, others, partial(with_padded_calls, context, site, entry), evidence)
+    saves = table.row(table.PADDING).saves
+    return Proposal(PADDED_CALLS, saves, others, partial(with_padded_calls, context, site, entry), evidence)
 
 
 def _zero_rows(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
@@ -182,7 +182,7 @@ def _zero_rows(context: AttemptContext, site: Site, entry: Entry) -> Proposal | 
     if key in entry.refused or entry.plan.sides is not None or entry.plan is entry.baseline or not suspected(seen):
         return None
     worth = [(_multiplies(context, entry, v), max(v.zero_rows.mean, v.zero.mean)) for v in seen.values] if seen is not None else []
-    saves, share = max(worth, key=lambda w: w[0] * w[1], default=(ROWS_SAVE, 0.0))
+    saves, share = max(worth, key=lambda w: w[0] * w[1], default=(table.row(key.row).saves, 0.0))
     return Proposal(key, saves, share, partial(without_rows, context, site, entry))
 
 
@@ -193,7 +193,7 @@ def _multiplies(context: AttemptContext, entry: Entry, value: ValueSeen) -> floa
     told = [f for f in entry.findings if f.tier == entry.plan.tier]
     known = context.plans.call_sampler.known(entry.key) if told else None
     if known is None:
-        return ROWS_SAVE
+        return table.row(table.ZERO_ROWS).saves
     name = known[2].item_name(known[0], value.item)
     of_it = sum(f.share for f in told if name in f.products)
     return of_it or max(0.0, 1.0 - sum(f.share for f in told))
@@ -202,7 +202,7 @@ def _multiplies(context: AttemptContext, entry: Entry, value: ValueSeen) -> floa
 def _hidden(seen: GraphSeen | None) -> float:
     """The part of the rows that masks of the calls hide, as sampled calls showed: what packing may save at most."""
     masks = [v for v in seen.values if v.flags & Flag.MASK and v.flags & Flag.INPUT and v.valid.n >= MIN_CALLS] if seen else []
-    return max((1.0 - v.valid.mean for v in masks), default=PADDING_SAVES)
+    return max((1.0 - v.valid.mean for v in masks), default=table.row(table.PADDING).saves)
 
 
 def _sizes(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
@@ -215,7 +215,7 @@ def _sizes(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None
         return None
     evidence = {"sizes": sizes_of(entry, new.value), "share": round(new.share, 3), "samples": new.samples}
     attempt = partial(for_sizes, context, site, entry, new.value, new.share)
-    return Proposal(sizes_key(new.value), SIZES_SAVE, new.share, attempt, evidence)
+    return Proposal(sizes_key(new.value), table.row(table.SIZES).saves, new.share, attempt, evidence)
 
 
 PROPOSERS: Mapping[str, Proposer] = {

@@ -26,8 +26,9 @@ from hotfuse.ops.table import packet
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup.tiers import FEWEST
+from hotfuse.specialize.table import ZERO_ROWS, row
 
-MIN_ZERO_SHARE = 0.1
+MIN_ZERO_SHARE = row(ZERO_ROWS).share
 """Part of a value, or of a product's rows, that must be zero for anybody to care."""
 _REALS = (DType.F32, DType.F64, DType.F16, DType.BF16)
 _LEFT = {"aten.linear": ("input", "weight"), "aten.addmm": ("mat1", "mat2"), "aten.mm": ("self", "mat2")}

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.specialize.table import SIZES, row
 
 NODES_PER_STEP = 256
 """A graph of so many nodes doubles the number of calls it must serve before it is compiled."""
@@ -25,10 +26,6 @@ FEWEST = 24
 """Sampled calls without which nothing is said to recur; and, of a plan with many calls, one look in so many weighs what may pay.
 Weighing takes several times as long as all else that a look does, and what it rests on (what was sampled, calls that were kept,
 outcomes of races) changes twice a second."""
-SHARE = 0.2
-"""Part of the calls that one size must have to be compiled for."""
-PREDICTABLE = 0.8
-"""How often a branch must have gone the same way to be bet on."""
 
 
 def threshold(hot_calls: int, nodes: int) -> int:
@@ -73,4 +70,4 @@ def recurring(shares: dict[tuple[int, ...], float], samples: int, limit: int) ->
     """The sizes worth a plan of their own, the commonest first, at most `limit`."""
     if samples < FEWEST:
         return []
-    return [Assumption("sizes", s, share, samples) for s, share in shares.items() if share >= SHARE][:limit]
+    return [Assumption("sizes", s, share, samples) for s, share in shares.items() if share >= row(SIZES).share][:limit]

@@ -183,7 +183,7 @@ def log1p(c: Chunk, a: list[str]) -> str:
 
 # ---- trigonometry --------------------------------------------------------------------------------------------------------
 
-_FAR = 2.0**40
+_MAX_REDUCED = 2.0**40
 """Beyond this, reducing by two doubles of pi/2 is not exact enough and the C library does it."""
 
 
@@ -208,7 +208,7 @@ def _trigonometric(name: str, quarter: int) -> Function:
         near = r.float(r.int("xor", r.bits(r.pick(odd, cosine, sine)), flip))
         if not quarter:  # the sign of zero: 0 - 0 is +0 in the reduction
             near = r.pick(r.test("oeq", x, 0.0), x, near)
-        far = r.test("uge", r.abs(x), _FAR)
+        far = r.test("uge", r.abs(x), _MAX_REDUCED)
         return _where_any(c, far, near, lambda: library(name)(c, [x]))
 
     return f

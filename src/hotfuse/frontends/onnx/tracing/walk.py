@@ -35,10 +35,13 @@ _STRUCTURAL = frozenset(
 class TraceCtx:
     """The context an operator's function sees while tracing."""
 
-    traced: ClassVar[bool] = True
-
     def __init__(self, level: TracedLevel, opset: int, n_outputs: int) -> None:
         self.level, self.opset, self.n_outputs = level, opset, n_outputs
+
+    @property
+    def traced(self) -> bool:
+        """Numbers may be known at run time only."""
+        return True
 
     def ints(self, t: Any) -> list[Any]:
         """The numbers in a tensor, flat, as far as they are known."""

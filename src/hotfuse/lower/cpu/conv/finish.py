@@ -28,7 +28,7 @@ from hotfuse.tile.program import Buffer, Tile
 _CHEAP = frozenset({
     "add", "sub", "mul", "relu", "neg", "maximum", "minimum", "hardtanh", "relu6", "clamp", "alias", "hardswish", "hardsigmoid",
 })  # fmt: skip
-_FEW = 8
+_MAX_TILE_NODES = 8
 """Up to so many cheap nodes are done on whole register tiles."""
 _FEW_PIXELS = 2
 """Up to so many pixels are written to planes one by one."""
@@ -98,7 +98,7 @@ class Finish:
         self.kept: list[Buffer] = []
         later = [n for n in graph.nodes if any(v.name in after for v in n.ins)]
         cheap = all(packet(n.op).split(".")[-1] in _CHEAP for n in later)
-        self.short = len(later) <= _FEW and cheap and not self.single
+        self.short = len(later) <= _MAX_TILE_NODES and cheap and not self.single
         read = [v for v in sources(graph) if isinstance(v.type, TensorType) and any(v in n.ins for n in later)]
         self.images = [v for v in (*read, *outs) if shape_of(v) == self.shape]
         """What the epilogue reads and writes pixel by pixel."""

@@ -1,4 +1,4 @@
-"""Convolutions with fewer multiplications as tile programs.
+"""Winograd convolutions as tile programs.
 
     parallel (block of tiles, some panels)      a tile: m x n outputs, and the (m + r - 1) x (n + s - 1) inputs they read
       for tile, for vector of channels
@@ -41,7 +41,7 @@ _GAIN = 0.8
 """Winograd's products must be estimated to take at most this share of the plain convolution's time."""
 _MOST_GROWTH = 4.0
 """Most that rounding errors may grow, next to plain sums."""
-_NEAR = 8.0
+_WEIGHT_BYTES_PER_CYCLE = 8.0
 """Bytes of weights in a cycle from behind the second-level cache."""
 _TASKS = 8
 """Iterations of the parallel loop to aim at."""
@@ -109,7 +109,7 @@ def _cost(core: Core, first: Scheme, second: Scheme, tiles: int, inputs: int, co
     product = points * tiles * (inputs + 2) * columns
     weights = 4 * points * inputs * columns * core.lanes
     if weights > core.l2 // 2:
-        product = max(product, weights / _NEAR)
+        product = max(product, weights / _WEIGHT_BYTES_PER_CYCLE)
     into = _into(first, second)
     out = points * (2 + first.outputs) + 3 * first.outputs * second.outputs
     return product + tiles * (into * inputs / core.lanes + out * columns)
@@ -153,7 +153,7 @@ def _shared(core: Core, how: WinogradTiling, tiles: int, inputs: int, panels: in
     into = _into(how.down, how.across) * inputs / core.lanes
     out = how.points * (2 + how.down.outputs) + 3 * how.down.outputs * how.across.outputs
     each = vectors * (how.points * (inputs + 2) + out)
-    weights = how.points * inputs * vectors * core.lanes * 4 / _NEAR
+    weights = how.points * inputs * vectors * core.lanes * 4 / _WEIGHT_BYTES_PER_CYCLE
 
     def longest(blocks: int, groups: int) -> float:
         high, wide = -(-tiles // blocks), -(-panels // groups)

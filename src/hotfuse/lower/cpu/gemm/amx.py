@@ -27,11 +27,11 @@ from hotfuse.tile.rules import BLOCK_STEPS
 
 COLUMNS = 32
 _TILE = 16
-_MOST = 2 * _TILE
+_BLOCK_ROWS = 2 * _TILE
 """Rows of a block: two tiles."""
 _LINE = 32
 """Numbers of a cache line."""
-_FEW = 8
+_PREFETCH_BLOCKS = 8
 """Blocks of rows from which on a panel is worked on long enough for the next one to be fetched meanwhile."""
 
 
@@ -55,9 +55,9 @@ def fits(core: Core, products: int, together: bool) -> bool:
 def cut(core: Core, m: Dim, k: int) -> BlockTiling:
     """Rows in equal blocks, and groups of them that take three eighths of the second-level cache: panels pass through the rest."""
     steps = -(-k // BLOCK_STEPS)
-    rows = _MOST
+    rows = _BLOCK_ROWS
     if isinstance(m, int):
-        high = -(-max(m, 1) // max(1, -(-m // _MOST)))
+        high = -(-max(m, 1) // max(1, -(-m // _BLOCK_ROWS)))
         rows = high if high <= _TILE else high + high % 2
     kept = core.l2 * 3 // 8 // (2 * BLOCK_STEPS * steps)
     return BlockTiling(rows, max(1, kept // rows), steps)
@@ -96,11 +96,11 @@ def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: BlockTilin
 def _fetch_next(b: KernelBuilder, panels: Buffer, panel: Dim, how: BlockTiling, block: Dim, first: Dim, end: Dim) -> None:
     """This block's share of the next panel's lines, where there are blocks enough to hide the fetching behind."""
     lines, many = how.steps * COLUMNS, expr("+", end, expr("*", first, -1))
-    if panels.shape[0] == 1 or many in range(_FEW):
+    if panels.shape[0] == 1 or many in range(_PREFETCH_BLOCKS):
         return
     nth = expr("+", block, expr("*", first, -1))
     lo, hi = (expr("//", expr("*", n, lines), many) for n in (nth, expr("+", nth, 1)))
-    with b.when(expr("<=", _FEW, many)), b.loop("line", lo, hi) as line:
+    with b.when(expr("<=", _PREFETCH_BLOCKS, many)), b.loop("line", lo, hi) as line:
         b.prefetch(panels, (expr("+", panel, 1), 0, 0, expr("*", line.var, _LINE)), level=2)
 
 

@@ -23,10 +23,10 @@ from hotfuse.lower.common.algebra import mul, product, same, sub
 from hotfuse.lower.common.between import SUMS, Between, between, is_product
 from hotfuse.lower.common.bounds import at_most
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Refine, Space
+from hotfuse.lower.common.index import Position, Space, in_finer_loops
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
-from hotfuse.lower.common.trace import trace
+from hotfuse.lower.common.value_needs import trace
 from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
@@ -51,13 +51,7 @@ def lower_product(graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...
     if len(found) != 1:
         raise CannotLower(f"there are {len(found)} products in the group")
     shape = (*shape_of(found[0].out), shape_of(found[0].a)[-1])
-    space = Space.of(shape)
-    for _ in range(_MAX_TRIES):
-        try:
-            return _BmmGroup(graph, found[0], core, strides or {}, name, space).lowered()
-        except Refine as finer:
-            space = space.refined(finer)
-    raise CannotLower("the loops do not become fine enough")
+    return in_finer_loops(shape, _MAX_TRIES, lambda space: _BmmGroup(graph, found[0], core, strides or {}, name, space).lowered())
 
 
 def rows_at_once(graph: Graph, core: Core) -> int:

@@ -53,7 +53,7 @@ from hotfuse.tile.program import OWN, Buffer, BufferKind, Tile
 from hotfuse.tile.rules import BLOCK_STEPS
 
 _CHEAP = frozenset({"aten.add", "aten.sub", "aten.mul", "aten.relu", "aten.neg", "aten.maximum", "aten.minimum"})
-_FEW = 3
+_MAX_UNROLLED_NODES = 3
 """Up to so many cheap nodes are written out row by row; a longer epilogue is a loop over rows."""
 
 
@@ -152,7 +152,7 @@ class _GemmGroup:
         p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare, paired=self.paired,
                     last=self.tiling.last)  # fmt: skip
         long = [n for n in self.graph.nodes if not is_contraction(n) and packet(n.op) not in RESHAPES]
-        simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
+        simple = len(long) <= _MAX_UNROLLED_NODES and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
         if skipping:
             return self._skipping(p, owners, in_loop=in_loop)

@@ -19,9 +19,9 @@ from hotfuse.runtime.tierup.padding import least_times
 from hotfuse.simplify import simplify
 from hotfuse.specialize.distinct_rows import batch_of, rowwise
 from hotfuse.specialize.row_demands import CannotPack
-from hotfuse.specialize.table import DUPLICATES, AttemptKey
+from hotfuse.specialize.table import DUPLICATES, AttemptKey, row
 
-MOST_DISTINCT = 0.75
+MOST_DISTINCT = 1 - row(DUPLICATES).share
 """The mean share of distinct rows above which nobody tries."""
 
 

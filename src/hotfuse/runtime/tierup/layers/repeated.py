@@ -15,9 +15,9 @@ from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.kept_results import RepeatedInputs
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.specialize.repeats import kept_part, work_saved
-from hotfuse.specialize.table import REPEATED, AttemptKey
+from hotfuse.specialize.table import REPEATED, AttemptKey, row
 
-LEAST_SHARE = 0.4
+LEAST_SHARE = row(REPEATED).share
 """Part of the calls in which inputs must come again."""
 LEAST_WORK = 0.04
 """Part of the work that must depend on them alone."""

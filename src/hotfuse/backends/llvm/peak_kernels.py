@@ -213,7 +213,7 @@ def _call_ns(function: Callable[..., None], calls: int = 2000) -> float:
 
 
 class MicroProbe:
-    """The probe of `machine.drift`: multiply-adds, reads from the second-level cache, cycles, on one thread.
+    """The probe of `machine.speed_drift`: multiply-adds, reads from the second-level cache, cycles, on one thread.
 
     Its code is compiled for the first look, which comes half a minute after a model began to serve: a plan that calls wait for
     comes first.

@@ -3,7 +3,7 @@
 The worker says how the graph is grouped; each distinct group is a unit, whatever the number of its uses. An answer is a kernel, a
 cut, or a refusal. The partitioning is the partition manager's, so every change is checked and remembered; what it is at any
 moment can be made into a plan, in which whatever has no kernel yet runs in the library. Who compiles what and when is
-`compile.compilation`'s business, which neighbours are worth a common kernel is `compile.pairs`'s.
+`compile.compilation`'s business, which neighbours are worth a common kernel is `compile.unit_pairs`'s.
 """
 
 from __future__ import annotations

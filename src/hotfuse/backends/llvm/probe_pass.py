@@ -1,8 +1,8 @@
 """Probes in this process: a tensor's two-dimensional view, and the native pass that fills its record.
 
-The kernels (`tile.probe`) are compiled once, in a worker, for all element types; here their object code is linked and entered,
-without the interpreter lock. A tensor is looked at where it lies: rows that are evenly apart need no copy, in any dimension order.
-One that does lie otherwise is copied, and counted; one that is too large shows every k-th row.
+The kernels (`tile.probe_kernels`) are compiled once, in a worker, for all element types; here their object code is linked and
+entered, without the interpreter lock. A tensor is looked at where it lies: rows that are evenly apart need no copy, in any
+dimension order. One that does lie otherwise is copied, and counted; one that is too large shows every k-th row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hotfuse.native.jit import compile_object, load_object
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS_AT, RANGES_AT, Batch, Flag, Subject
-from hotfuse.tile.probe import DTYPES, name, probe
+from hotfuse.tile.probe_kernels import DTYPES, name, probe
 
 MAX_ELEMENTS_LOOKED_AT = 1 << 18
 """Elements of one value that a sample looks at: about a tenth of a millisecond."""

@@ -1,4 +1,4 @@
-"""How the rows of a reduction are gone through, told from a candidate's row: what lowering (`lower.cpu.plan`) makes of them.
+"""How the rows of a reduction are gone through, told from a candidate's row: what lowering (`lower.cpu.loop_nest`) makes of them.
 
 row     one pass for every result that it is folded to, and one more that writes where the result is as long as the row
 pass    turns of several vectors, turns of one, and a rest; each width has sums of its own, put together across lanes at the end
@@ -24,7 +24,7 @@ import numpy as np
 
 from hotfuse.analysis.vector_loops import HEAVY_VECTORS, KEPT_BYTES, LIGHT_VECTORS, fits_three_rows
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.hpm.cuts import LARGE, LATENCY, lanes_are_rows
+from hotfuse.hpm.cuts import LARGE_RESULT_BYTES, LATENCY, lanes_are_rows
 from hotfuse.hpm.roofline import Column
 
 _NARROWER = (1.0, 2.0, 4.0, 8.0)
@@ -96,7 +96,7 @@ def passes(c: Mapping[str, Column], lanes: Column, at: Any) -> Passes:
     """What the loops of a reduction are."""
     reduces = (c["reduction"] > 0) & ~((c["library"] > 0) | (c["mma"] > 0))
     softmax, width = c["softmax"] > 0, np.maximum(c["width"], 1.0)
-    rows, written = c["elements"] / width, c["bytes_out"] >= LARGE * c["elements"]
+    rows, written = c["elements"] / width, c["bytes_out"] >= LARGE_RESULT_BYTES * c["elements"]
     windows = (c["pooled"] > 0) & (c["pooled"] > c["window"] * width)
     turned = lanes_are_rows(c) & ~(c["across"] > 0)
     across = reduces & ~windows & (turned | (c["across"] > 0) | (c["pooled"] > 0))

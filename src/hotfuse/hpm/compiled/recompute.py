@@ -12,7 +12,7 @@ from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.compiled import emit, fields, row_lookup
 from hotfuse.hpm.compiled.emit import REAL, FunctionWriter
 from hotfuse.hpm.compiled.row_lookup import Words
-from hotfuse.hpm.compiled.tally import NODE_WIDTH, CandidateColumns
+from hotfuse.hpm.compiled.row_sums import NODE_WIDTH, CandidateColumns
 from hotfuse.hpm.recompute_factor import MOVED, POINTWISE, PRODUCT
 from hotfuse.hpm.work import COLUMN, NAMES, SUMS, Matrix
 

@@ -17,7 +17,7 @@ MAX_CONTROL = 32
 
 
 class RecordValue(Protocol):
-    """Adds a value's record to a batch: `backends.llvm.probe.Probes.look`."""
+    """Adds a value's record to a batch: `backends.llvm.probe_pass.Probes.look`."""
 
     def __call__(self, t: Any, batch: Batch, s: Subject, item: int, flags: int = 0, keep: int = 1) -> bool:
         """False for what cannot be looked at."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import Bound, CorePeaks, Work
-from hotfuse.compile.graph import CompileGraph, GraphLevel, Unit, UnitState, UseSite
+from hotfuse.compile.compilation_graph import CompileGraph, GraphLevel, Unit, UnitState, UseSite
 from hotfuse.compile.value import Facts
 from hotfuse.fusion.criteria import FusionSide, judge
 from hotfuse.fusion.groups import MAX_NODES
