@@ -76,7 +76,7 @@ class Examiner:
 
     def raced(self, entry: Entry, plan: Plan, call: Sequence[torch.Tensor]) -> None:
         """Examine a plan that has just won a race, before anybody sampled it; for the background."""
-        if plan is not entry.plan:
+        if plan is not entry.plan or not (plan.units or self._recorder.on):  # one that is a single unit has no weights to compare
             return
         threads = torch.get_num_threads()
         try:
