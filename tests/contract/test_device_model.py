@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 
 from hotfuse.backends import registry
+from hotfuse.base.errors import CaptureError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.device import units
+from hotfuse.compile.device.described import untaught
 from hotfuse.compile.learn import device_times, learned
 from hotfuse.compile.learn.device_times import FEW, program_shape
 from hotfuse.compile.request_bodies import DeviceKernelTime, DeviceTimesRequest, DeviceUnitRequest, request_of
 from hotfuse.compile.requests import answer
+from hotfuse.compile.workers import wire
 from hotfuse.hpm import fleet
 from hotfuse.hpm.device import model
 from hotfuse.hpm.device.features import DeviceShape, features, shape_from, table_of
@@ -181,3 +185,14 @@ def test_workers_learn_from_trials_and_compile_what_is_likely(settings: Settings
 def test_without_a_store_nothing_is_kept_and_a_count_decides() -> None:
     header, _ = asked(times(rows(20)), Settings(record=False, profiles=":memory:"))
     assert header["rows"] == 0 and "no store" in header["because"]
+
+
+def test_a_note_says_where_times_were_not_kept() -> None:
+    def done(message: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(message)
+        return future
+
+    assert untaught(None) == untaught(Future()) == untaught(done(({"ok": True, "rows": 3}, []))) == ""
+    assert untaught(done(asked(times(rows(20)), Settings(record=False, profiles=":memory:")))).endswith("no store to write to")
+    assert untaught(done(wire.error_to_message(CaptureError("a worker", because="it was killed")))).endswith("it was killed")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings, from_env
-from hotfuse.cli.output import heading, print_json, rows
+from hotfuse.cli.output import console, heading, print_json, rows
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ def calibrate_device(name: str, budget: float, at: str | None, seed: int, *, as_
     settings = from_env() if at is None else from_env().with_(profiles=at)
     peaks = measured_peaks(device)
     kept = keep_peaks(peaks, settings)
-    kernels = _kernels(device, settings, budget - (time.monotonic() - begin), seed)
+    kernels = _kernels(device, settings, budget - (time.monotonic() - begin), seed, quiet=as_json or not console().is_terminal)
     if as_json:
         print_json({**peaks.to_dict(), "kept": kept, "kernels": dict(kernels)})
         return
@@ -53,18 +53,28 @@ def calibrate_device(name: str, budget: float, at: str | None, seed: int, *, as_
     heading(_told(kernels))
 
 
-def _kernels(device: torch.device, settings: Settings, seconds: float, seed: int) -> Mapping[str, Any]:
+def _kernels(device: torch.device, settings: Settings, seconds: float, seed: int, *, quiet: bool) -> Mapping[str, Any]:
     """Kernels of drawn problems, and the model that was made of them; or why there is none."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     from hotfuse.backends import registry
-    from hotfuse.compile.device.calibration import kept_and_learned, timed_kernels
+    from hotfuse.compile.device.calibration import CalibrationReport, kept_and_learned, timed_kernels
     from hotfuse.compile.workers.pool import machine_pool
 
     if why := registry.device_kernels().unavailable():
         return {"measured": 0, "because": why}
     with machine_pool() as pool:
-        report = timed_kernels(pool, device, settings, max(1.0, seconds - LEARNING_S), seed)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console(), disable=quiet) as bar:
+            task = bar.add_task("calibrating", total=1.0)
+
+            def told(done: float, so_far: CalibrationReport) -> None:
+                bar.update(task, completed=done, description=f"{len(so_far.kernels)} kernels measured")
+
+            report = timed_kernels(pool, device, settings, max(1.0, seconds - LEARNING_S), seed, told)
         learned = kept_and_learned(pool, device, settings, report.kernels)
     return {"measured": len(report.kernels), "problems": report.problems, "refused": dict(report.refused),
+            "interrupted": report.interrupted,
             **{k: v for k, v in learned.items() if k != "ok"}}  # fmt: skip
 
 

@@ -73,34 +73,34 @@ class CalibrationReport:
     kernels: list[TimedKernel] = field(default_factory=list[TimedKernel])
     problems: int = 0
     refused: Counter[str] = field(default_factory=Counter[str])
+    interrupted: bool = False
 
 
 def timed_kernels(
     executor: Executor, device: torch.device, settings: Settings, seconds: float, seed: int = 0,
     told: Callable[[float, CalibrationReport], None] = lambda _part, _report: None,
-    keep: Callable[[Sequence[TimedKernel]], None] = lambda _kernels: None,
 ) -> CalibrationReport:  # fmt: skip
-    """Measure for so long; `keep` gets the kernels of each problem as they are measured."""
+    """Measure for so long, or until somebody interrupts it."""
     report, begin = CalibrationReport(), time.monotonic()
     waiting: list[tuple[Graph, Future[wire.Message]]] = []
     drawn = _asked(executor, device, settings, seed)
-    most = AHEAD * max(1, getattr(executor, "size", 1))
-    while (at := time.monotonic() - begin) < seconds:
-        told(at / seconds, report)
-        waiting += itertools.islice(drawn, most - len(waiting))
-        ready = next((i for i, (_, f) in enumerate(waiting) if f.done()), None)
-        if ready is None:
-            time.sleep(0.002)
-            continue
-        graph, future = waiting.pop(ready)
-        try:
-            found = _measured(graph, *wire.checked(future.result()), device)
-        except (HotfuseError, RuntimeError) as e:
-            report.refused[str(e).splitlines()[0][:120]] += 1
-            continue
-        report.problems += 1
-        report.kernels += found
-        keep(found)
+    most = AHEAD * max(1, executor.size)
+    try:
+        while (at := time.monotonic() - begin) < seconds:
+            told(at / seconds, report)
+            waiting += itertools.islice(drawn, most - len(waiting))
+            ready = next((i for i, (_, f) in enumerate(waiting) if f.done()), None)
+            if ready is None:
+                time.sleep(0.002)
+                continue
+            graph, future = waiting.pop(ready)
+            try:
+                report.kernels += _measured(graph, *wire.checked(future.result()), device)
+                report.problems += 1
+            except (HotfuseError, RuntimeError) as e:
+                report.refused[str(e).splitlines()[0][:120]] += 1
+    except KeyboardInterrupt:
+        report.interrupted = True
     for _, future in waiting:
         future.cancel()
     return report

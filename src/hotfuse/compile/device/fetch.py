@@ -35,7 +35,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import digest
 from hotfuse.compile.device.channels_last import channels_last, faster
-from hotfuse.compile.device.described import described
+from hotfuse.compile.device.described import described, untaught
 from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
@@ -239,6 +239,7 @@ class _Generation:
         """Seconds by what they were spent on, for a reader."""
         self.chosen_by: dict[str, bool] = {}
         """Who said which tilings are worth compiling."""
+        self.teaching: Future[wire.Message] | None = None
         self.units: dict[str, _DeviceUnit] = {}
         self.given = graph
         self.name = torch.cuda.get_device_name(device)
@@ -296,7 +297,7 @@ class _Generation:
                  for c, us in zip(u.candidates, trial.us, strict=True) if us is not None]  # fmt: skip
         if times and self.settings.record:
             shape, arch = described(self.device, self.target, self.settings).to_dict(), f"{self.target.backend} {self.target.arch}"
-            self._ask(DeviceTimesRequest(self.name, arch, shape, tuple(times)), LEARNING_GAIN)
+            self.teaching = self._ask(DeviceTimesRequest(self.name, arch, shape, tuple(times)), LEARNING_GAIN)
 
     def alone_us(self) -> float:
         """What the kernels of all groups took by themselves, where they were tried; infinite where a group that takes norms in
@@ -542,7 +543,8 @@ class _Generation:
         spent = f"{tried} kernels of {len(self.units)} groups, chosen by {' and '.join(self.chosen_by)}; seconds: {took}"
         notes = [f"{u.uses} x {u.ops}: {u.said(u.chosen)}" for u in units if u.kernel is not None]
         head = f"{calls} calls of {len(kernels)} generated kernels on {self.device}, {library} library calls"
-        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), (head, tuned, spent, *notes, *self._stays()))
+        said = (head, tuned, f"{spent}{untaught(self.teaching)}", *notes, *self._stays())
+        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), said)
 
     def _stays(self) -> list[str]:
         """Groups that stay with the library, and why."""

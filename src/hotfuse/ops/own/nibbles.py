@@ -105,8 +105,11 @@ def nibble_product(node: Node, params: Container[str]) -> bool:
     told = zeros is None or _shape(zeros, DType.U8) == blocks
     if not constant or not told or len(rows) != 2 or len(words) != 3 or len(blocks) != 3:
         return False
-    known = all(isinstance(n, int) and n > 0 for n in (*rows, *words, *blocks))
-    return known and rows[0] <= MAX_ROWS and words[1] % blocks[1] == 0 and rows[1] == words[1] * WORD  # type: ignore[operator]
+    known = [n for n in (*rows, *words, *blocks) if isinstance(n, int) and n > 0]
+    if len(known) != 8:
+        return False
+    m, k, _, each, _, _, of, _ = known
+    return m <= MAX_ROWS and each % of == 0 and k == each * WORD
 
 
 def _shape(v: object, dtype: DType) -> tuple[Dim, ...]:
