@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,10 +42,17 @@ def seeded(make: Build) -> Build:
 
 
 def _name_torchvision_operators() -> None:
-    """Torchvision's operator library does not load beside a CPU build of torch; its import needs these names only."""
-    if importlib.util.find_spec("torchvision") is not None and not hasattr(torch.ops.torchvision, "nms"):
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    """Torchvision's operator library does not load beside a CPU build of torch, and its import needs these names only. Where it does
+    load it names them itself, and a second definition would end the process."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None or hasattr(torch.ops.torchvision, "nms"):
+        return
+    for library in Path(spec.origin).parent.glob("_C*.so"):
+        with contextlib.suppress(OSError):
+            torch.ops.load_library(library)
+            return
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def transformers_model(model: str, config: str, part: str = "", **options: Any) -> Build:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch import nn
 
 import hotfuse
 from hotfuse.backends import registry
+from hotfuse.base.settings import from_env
+from hotfuse.specialize.table import TUNED_KERNELS
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -30,9 +34,9 @@ def generated(fast: hotfuse.Jit) -> int:
     return sum(p["counters"].get("generated_kernels", 0) for s in fast.explain().to_dict()["sites"] for p in s["plans"])
 
 
-def served(model: nn.Module, x: torch.Tensor) -> hotfuse.Jit:
+def served(model: nn.Module, x: torch.Tensor, **settings: Any) -> hotfuse.Jit:
     """Until a plan with generated kernels serves."""
-    fast = hotfuse.jit(model)
+    fast = hotfuse.jit(model, settings=from_env().with_(**settings))
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until and not generated(fast):
         for _ in range(50):
@@ -63,6 +67,23 @@ def test_generated_kernels_serve_and_are_right(dtype: torch.dtype) -> None:
         turned = torch.randn(256, 60, 2, device="cuda", dtype=dtype).permute(2, 1, 0)
         for _ in range(4):
             assert error(fast(turned), exact(turned.double())) <= allowed
+
+
+@torch.inference_mode()
+def test_the_first_plan_has_the_likeliest_kernels_and_is_followed_by_one_of_all(tmp_path: Path) -> None:
+    model, x = encoder().cuda().half(), torch.randn(3, 44, 256, device="cuda", dtype=torch.half)
+    with served(model, x, cache_dir=tmp_path) as fast:
+        told = str(fast.explain(full=True))
+        assert "of each group the likeliest kernels alone were made" in told, told
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until and not any(str(TUNED_KERNELS) in str(d) or "exchanged for others" in str(d)
+                                                   for d in (fast.explain(full=True),)):
+            for _ in range(50):
+                fast(x)
+                torch.cuda.synchronize()
+        told = str(fast.explain(full=True))
+        assert str(TUNED_KERNELS) in told or "exchanged for others" in told, told
+        assert error(fast(x), model(x).double()) <= 1e-2
 
 
 @torch.inference_mode()

@@ -15,11 +15,12 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.device.late_checks import checked_late
 from hotfuse.compile.freeze import WeightedGraph
 from hotfuse.compile.parts import GeneratedPlan
+from hotfuse.compile.value import FEW_TILINGS, GENERATE, Demand
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ops.own.assume import ASSUME, OtherPath
 from hotfuse.pipeline import device as passes
 from hotfuse.pipeline.job import Job
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import UNTRIED, Plan
 from tests.contract.lowering import group_of
 from tests.runtime.test_graph_run import OnCpu, differ
 
@@ -76,17 +77,18 @@ def test_library_kernels_are_recorded(rests: bool) -> None:
     serves(run_all(passes.RECORDED, WeightedGraph(graph, job.weights), job), rests=rests)
 
 
-@pytest.mark.parametrize("rests", [False, True])
-def test_generated_kernels_are_recorded(rests: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rests", "few"), [(False, False), (True, False), (False, True)])
+def test_generated_kernels_are_recorded(rests: bool, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = model(rests=rests)
     weights = weights_of(graph)
 
-    def generate(late: Graph, *_: Any) -> GeneratedPlan:
+    def generate(late: Graph, *_: Any, **asked: bool) -> GeneratedPlan:
         assert (len(late.outputs) == 2) == rests and late is checked_late(late)
-        return GeneratedPlan(late, flat_function(late, meaning, weights)[0], "", (), ("1 kernel",))
+        return GeneratedPlan(late, flat_function(late, meaning, weights)[0], "", (), ("1 kernel",), 3 * asked["few"])
 
     monkeypatch.setattr("hotfuse.compile.device.fetch.generate", generate)
-    job = Job(Settings(), weights, (torch.randn(4, 8),))
+    demand = Demand(strategies=(GENERATE, FEW_TILINGS) if few else (GENERATE,))
+    job = Job(Settings(), weights, (torch.randn(4, 8),), demand=demand)
     plan = run_all(passes.GENERATED, WeightedGraph(graph, weights), job)
-    assert plan.notes == ("1 kernel",)
+    assert plan.notes == ("1 kernel",) and plan.counters()[UNTRIED] == 3 * few
     serves(plan, rests=rests)

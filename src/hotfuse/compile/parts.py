@@ -61,6 +61,8 @@ class GeneratedPlan:
     source: str
     kernels: tuple[GeneratedKernel, ...]
     notes: tuple[str, ...]
+    untried: int = 0
+    """Groups of which only the likeliest kernels were compiled and tried."""
     checks: bool = False
     """Whether its last result says if the others are the call's (`compile.device.late_checks`)."""
 

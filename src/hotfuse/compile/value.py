@@ -102,6 +102,8 @@ class Demand:
 
 GENERATE = "generated device kernels"
 """The strategy that asks for kernels generated for a device, where library kernels already serve as recordings."""
+FEW_TILINGS = "few tilings of each group"
+"""Beside it: a first plan of such kernels, made of the tilings that are likeliest to be fast, while nothing better serves."""
 ANY_DEMAND = Demand()
 """Nothing is known of its calls."""
 

@@ -17,11 +17,12 @@ from hotfuse.base.passes import Pass, run_all
 from hotfuse.base.settings import Settings
 from hotfuse.compile.freeze import WeightedGraph
 from hotfuse.compile.parts import GeneratedPlan
+from hotfuse.compile.value import FEW_TILINGS
 from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline.host import TIER0
 from hotfuse.pipeline.job import Job, verify_graph
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import UNTRIED, Plan
 from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.specialize.table import DEVICE_KERNELS
 
@@ -73,7 +74,7 @@ def _device_kernels(found: WeightedGraph, job: Job) -> GeneratedPlan:
 
     device, _ = _device_of(found.graph)
     late = checked_late(found.graph)
-    made = generate(turned(late), job.weights, job.sample, job.settings, device, _differ(job.settings), job.stop)
+    made = generate(turned(late), job.weights, job.sample, job.settings, device, _differ(job.settings), job.stop, few=_few(job))
     return made if late is found.graph else replace(made, graph=found.graph, checks=True)
 
 
@@ -87,7 +88,7 @@ def _record(made: GeneratedPlan, job: Job) -> Plan:
 
     def counters() -> dict[str, int]:
         copied = sum(k.copies for k in made.kernels)
-        return {**run.counters(), "generated_kernels": len(made.kernels), "copied_to_fit": copied}
+        return {**run.counters(), "generated_kernels": len(made.kernels), UNTRIED: made.untried, "copied_to_fit": copied}
 
     served, ahead = (LateChecks(run), None) if made.checks else (run, run.replayed)
     return replace(plan, run=served, tier=1, artifacts=artifacts, notes=made.notes, counters=counters, layers=(DEVICE_KERNELS,),
@@ -113,17 +114,21 @@ def _kernels_on_static_caches(found: WeightedGraph, job: Job) -> Plan:
     static, differ = with_static_caches(found.graph, rows), _differ(job.settings)
     with torch.no_grad():
         sample = static_cache_sample(static, job.sample)
-    made = generate(turned(static.graph), job.weights, sample, job.settings, device, differ, job.stop)
+    made = generate(turned(static.graph), job.weights, sample, job.settings, device, differ, job.stop, few=_few(job))
     plan = _library_on(found, job)
     graphs = static_cache_library(found.graph, job.weights, {rows: made.run})
     run = StaticCacheRun(plan.run, graphs, backend.recorder(device, in_background), differ, in_background, rows)
     artifacts = tuple(replace(a, backend="triton", source=made.source) for a in plan.artifacts)
 
     def counters() -> dict[str, int]:
-        return {**run.counters(), "generated_kernels": len(made.kernels)}
+        return {**run.counters(), "generated_kernels": len(made.kernels), UNTRIED: made.untried}
 
     return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(f"its caches are static, of {rows} rows", *made.notes),
                    counters=counters, layers=(DEVICE_KERNELS,), holds=memory_of(job.weights))  # fmt: skip
+
+
+def _few(job: Job) -> bool:
+    return job.demand is not None and FEW_TILINGS in job.demand.strategies
 
 
 def memory_of(weights: Mapping[str, Any]) -> tuple[object, ...]:

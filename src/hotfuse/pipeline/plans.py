@@ -55,7 +55,7 @@ def compile_units(
         say(settings.debug, GRAPHS, lambda: show(graph))
         generated = STATIC_CACHES if read_in_any_strides(graph) else GENERATED
         steps = generated if demand is not None and GENERATE in demand.strategies else RECORDED
-        return run_all(steps, WeightedGraph(graph, weights), Job(settings, weights, sample, stop=stop))
+        return run_all(steps, WeightedGraph(graph, weights), Job(settings, weights, sample, demand=demand, stop=stop))
     begun: list[Compilation] = []
 
     def note(compilation: Compilation) -> None:

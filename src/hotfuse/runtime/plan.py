@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from hotfuse.compile.recipes import Recipe
     from hotfuse.lower.run.forks import Switch
 
+UNTRIED = "groups_of_few_tilings"
+"""Counts groups of a device plan of which only the likeliest kernels were made."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanUnit:

@@ -34,7 +34,9 @@ PART_OF_TIER1 = AttemptKey(FUSED, "part of tier 1", 1)
 REPLANNED = AttemptKey(FUSED, "tier 1 by measured weights", 1)
 """Tier 1 grouped anew by what its partitions took while they served."""
 DEVICE_KERNELS = AttemptKey("device kernels")
-"""Kernels generated for an accelerator, instead of the library's."""
+"""Kernels generated for an accelerator, instead of the library's: the likeliest of each group."""
+TUNED_KERNELS = AttemptKey("device kernels", "of every tiling")
+"""The same of all that are worth a trial, chosen in the whole plan."""
 
 
 PLACED = AttemptKey("device")

@@ -2,7 +2,8 @@
 
     device plan    a worker groups the graph
     strides        one run of the library's kernels shows how intermediate tensors lie
-    device unit    workers compile each distinct group in several tilings; one without a kernel is asked for again in two halves
+    device unit    workers compile each distinct group in several tilings (for a first plan in the likeliest alone); one without a
+                   kernel is asked for again in two halves
     trial          each kernel against the library's on the device, with the data of a real call (`compile.device.trial`)
     tuning         kernels exchanged one at a time, and the whole plan measured (`compile.device.tuning`); what came of it is kept
     folding        the same once more with layer norms taken in by products (`compile.device.folding`), where there are such; the
@@ -142,11 +143,12 @@ def tf32_allowed() -> bool:
 
 def generate(
     graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings, device: torch.device,
-    differ: Differ, stop: Callable[[], bool] = lambda: False,
+    differ: Differ, stop: Callable[[], bool] = lambda: False, *, few: bool = False,
 ) -> GeneratedPlan:  # fmt: skip
-    """The graph with generated kernels where they won; raises InternalError where none did."""
+    """The graph with generated kernels where they won; raises InternalError where none did. `few`: a plan that is there soon, of
+    the likeliest kernels alone; where an earlier process has chosen, that choice is there as soon."""
     graph, said = _in_order(graph, weights, device)
-    made = _generated(_Job(graph, weights, sample, settings, device, differ, stop))
+    made = _generated(_Job(graph, weights, sample, settings, device, differ, stop, few))
     return _noted(made, said) if said else made
 
 
@@ -169,6 +171,8 @@ def _in_order(graph: Graph, weights: Mapping[str, torch.Tensor], device: torch.d
 def _generated(job: _Job) -> GeneratedPlan:
     stop = job.stop
     plain = _Generation(job)
+    if plain.few:
+        return plain.plan()
     known = plain.kept.tiling(NORMS) if plain.foldable else STAYS
     if known == FOLDED:
         return _Generation(job, folded=True).plan()
@@ -221,6 +225,8 @@ class _Job:
     device: torch.device
     differ: Differ
     stop: Callable[[], bool]
+    few: bool = False
+    """Whether a plan is wanted soon."""
 
 
 class _Generation:
@@ -244,6 +250,7 @@ class _Generation:
         self.given = graph
         self.name = torch.cuda.get_device_name(device)
         self.kept = remembered_kernels(show(graph), f"{self.name} {self.target.arch}", settings, tf32=tf32_allowed())
+        self.few = job.few and not self.kept.tilings
         with self._phase("grouping"):
             header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph), folded)).result())
         self.foldable = bool(header["foldable"]) and not folded
@@ -334,7 +341,7 @@ class _Generation:
             chosen = self.kept.tiling(part.key)
             wanted, shares = (chosen, 1) if chosen not in ("", STAYS) else ("", SHARES)
             asked = DeviceUnitRequest(text, strides, target, tf32_allowed(), (0, shares), self.name, wanted=wanted)
-            unit.futures = [self._ask(replace(asked, share=(i, shares))) for i in range(shares)]
+            unit.futures = [self._ask(replace(asked, share=(i, shares))) for i in range(1 if self.few else shares)]
         unit.uses += 1
 
     def _pending(self, part: _DevicePart) -> bool:
@@ -477,6 +484,8 @@ class _Generation:
     def _tune(self) -> str:
         """Kernels by what the whole plan takes; what came of it, in words."""
         tried = {k: (u, u.trial) for k, u in self.units.items() if u.trial is not None}
+        if self.few:
+            return "of each group the likeliest kernels alone were made; the others follow"
         if all(u.known for u, _ in tried.values()):
             return "its kernels are those that an earlier process chose in the whole plan"
         order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
@@ -544,7 +553,8 @@ class _Generation:
         notes = [f"{u.uses} x {u.ops}: {u.said(u.chosen)}" for u in units if u.kernel is not None]
         head = f"{calls} calls of {len(kernels)} generated kernels on {self.device}, {library} library calls"
         said = (head, tuned, f"{spent}{untaught(self.teaching)}", *notes, *self._stays())
-        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), said)
+        untried = sum(bool(u.candidates) for u in units) if self.few else 0
+        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), said, untried)
 
     def _stays(self) -> list[str]:
         """Groups that stay with the library, and why."""

@@ -29,7 +29,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.machine import team
 from hotfuse.machine.cores import usable_cores
 from hotfuse.runtime.observe.graph_weights import GraphWeights
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import UNTRIED, Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.serve.device_caches import StaticCacheRun
 from hotfuse.runtime.site import THREADS, Entry, Site
@@ -63,6 +63,7 @@ from hotfuse.specialize.table import (
     REPLANNED,
     SIZES,
     TIER1,
+    TUNED_KERNELS,
     ZERO_ROWS,
     AttemptKey,
 )
@@ -244,18 +245,20 @@ class Improver:
     def _consider_device(self, site: Site, entry: Entry) -> None:
         """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur. Rows that
         padding fills are left out first, since kernels are then made for what is left."""
+        if not self._specializes:
+            return  # what asks for such rows is being imported, and kernels for all rows would take most of a minute
         if self._consider_rows(site, entry, (PADDING,)) or registry.device_kernels().unavailable():
             return
         static_caches = isinstance(entry.plan.run, StaticCacheRun)  # whose sizes are numbers
         if entry.symbols and not static_caches:
             self._consider_rows(site, entry, (SIZES,))
-        elif DEVICE_KERNELS not in entry.plan.layers and DEVICE_KERNELS not in entry.refused:
+        elif (key := _device_kernels_due(entry)) is not None:
             from hotfuse.runtime.tierup.rows import packs_later
             from hotfuse.runtime.tierup.tier2 import with_device_kernels
 
-            if self._specializes and not static_caches and packs_later(self._context, entry):
+            if not static_caches and packs_later(self._context, entry):
                 return  # kernels for all rows would take the time in which those for live rows are made
-            self._attempt(entry, DEVICE_KERNELS, partial(with_device_kernels, self._context, entry))
+            self._attempt(entry, key, partial(with_device_kernels, self._context, entry, key))
 
     def _reopen(self, site: Site, entry: Entry, stamp: tuple[int, ...]) -> None:
         """What decisions rest on changed: the model, torch's threads, the traffic, the performance model, the process's cores,
@@ -401,3 +404,13 @@ class Improver:
         """Call off what is being made for the plans that there were."""
         if isinstance(self._context.improve, CalledOff):
             self._context.improve.call_off()
+
+
+def _device_kernels_due(entry: Entry) -> AttemptKey | None:
+    """A first plan of generated kernels is there soon; one of all that are worth a trial takes its place. Where the first lost, or
+    none of its kernels was faster than the library's, others may be."""
+    generated = DEVICE_KERNELS in entry.plan.layers
+    if not generated and DEVICE_KERNELS not in entry.refused:
+        return DEVICE_KERNELS
+    left = not generated or entry.plan.counters().get(UNTRIED, 0)
+    return TUNED_KERNELS if left and TUNED_KERNELS not in entry.refused else None

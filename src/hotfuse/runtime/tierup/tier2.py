@@ -13,7 +13,7 @@ import torch
 
 from hotfuse.base.errors import InternalError
 from hotfuse.base.events import Action, EvidenceValue, Why
-from hotfuse.compile.value import GENERATE
+from hotfuse.compile.value import FEW_TILINGS, GENERATE
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
@@ -76,13 +76,15 @@ def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Sign
                    signature, share=share)
 
 
-def with_device_kernels(context: AttemptContext, entry: Entry) -> Attempt | None:
-    """Kernels generated for the device, where the graph's sizes are numbers, in a plan with the layers that the entry's has."""
+def with_device_kernels(context: AttemptContext, entry: Entry, key: AttemptKey) -> Attempt | None:
+    """Kernels generated for the device, where the graph's sizes are numbers, in a plan with the layers that the entry's has: the
+    likeliest first, or all that are worth a trial."""
     calls = entry.samples.several(PROVEN_ON)
     if not calls:
         return None
     composer = composer_of(context, entry)
-    used = replace(composer, demand=replace(composer.demand, strategies=(GENERATE,)))
+    strategies = (GENERATE, FEW_TILINGS) if key == DEVICE_KERNELS else (GENERATE,)
+    used = replace(composer, demand=replace(composer.demand, strategies=strategies))
 
     def make() -> Plan:
         plan = used.plan(entry.baseline.graph, calls, used.layers)
@@ -91,7 +93,7 @@ def with_device_kernels(context: AttemptContext, entry: Entry) -> Attempt | None
     def deploy(better: Plan) -> None:
         exchange(entry, better, used.layers)
 
-    return Attempt(DEVICE_KERNELS, make, lambda: entry.plan, calls, deploy)
+    return Attempt(key, make, lambda: entry.plan, calls, deploy)
 
 
 def add_layer(
