@@ -39,6 +39,7 @@ from hotfuse.compile.device.channels_last import channels_last, faster
 from hotfuse.compile.device.described import described, untaught
 from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
+from hotfuse.compile.device.pace import RESTS, Pace, idle
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import BEFORE_CALLS, DeviceTrial, Differ, tried
 from hotfuse.compile.device.tuning import LEAST_GAIN, LIBRARY, ROUNDS, Choice, alternatives, descended
@@ -69,7 +70,7 @@ from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
 
 TRIALS_S = 60.0
-"""Seconds that compiling and trying the kernels of one graph may take."""
+"""Seconds that compiling the kernels of one graph may take, and as many that trying them may, rests between trials not counted."""
 MARGIN = 0.97
 """A kernel must take less than this part of the library's time."""
 MOST_PLACES = 12
@@ -251,6 +252,7 @@ class _Generation:
         self.name = torch.cuda.get_device_name(device)
         self.kept = remembered_kernels(show(graph), f"{self.name} {self.target.arch}", settings, tf32=tf32_allowed())
         self.few = job.few and not self.kept.tilings
+        self.pace = Pace(0.0 if job.few else RESTS)
         with self._phase("grouping"):
             header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph), folded)).result())
         self.foldable = bool(header["foldable"]) and not folded
@@ -292,7 +294,7 @@ class _Generation:
                     raise CaptureError("nobody wants the kernels any more")
                 for part in waiting:
                     self._absorb(part)
-                time.sleep(DONE_S)
+                idle(DONE_S)
         with self._phase("trials"):
             self._trials()
         self._teach()
@@ -428,7 +430,7 @@ class _Generation:
             unit = self.units.get(part.key)
             if unit is None or unit.tried or not unit.candidates:
                 return
-            if time.monotonic() > self.until + TRIALS_S or self.stop():
+            if self.pace.busy_s > TRIALS_S or self.stop():
                 unit.because = unit.because or "no time was left for a trial"
                 return
             self._try(part, unit, env)
@@ -447,7 +449,7 @@ class _Generation:
             found: DeviceTrial = tried(
                 [lambda run=run: wanted(run(*inputs)) for run in libraries],
                 [[lambda k=k, given=given: wanted(k(*given)) for given in every] for k, *_ in unit.candidates],
-                lambda got, want: self.differ(moments(got), moments(want)), self.device,
+                lambda got, want: self.differ(moments(got), moments(want)), self.device, self.pace,
             )  # fmt: skip
         except (HotfuseError, RuntimeError) as e:
             unit.because = str(e).splitlines()[0][:200]
@@ -490,7 +492,7 @@ class _Generation:
             return "its kernels are those that an earlier process chose in the whole plan"
         order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
-        until = time.monotonic() + TUNING_S
+        until = self.pace.busy_s + TUNING_S
         made: dict[tuple[int, ...], DeviceTimer] = {}
         with torch.no_grad(), self.before_calls():
 
@@ -502,11 +504,11 @@ class _Generation:
                     run = self._outlined()[0]
                     run(*self.sample)  # code is loaded
                     made[at] = self.timer(run)
-                return made[at].seconds()
+                return self.pace(made[at].seconds)
 
             first = {k: self.units[k].chosen for k in order}
             try:
-                found = descended(first, others, measure, lambda: self.stop() or time.monotonic() > until)
+                found = descended(first, others, measure, lambda: self.stop() or self.pace.busy_s > until)
             except (HotfuseError, RuntimeError) as e:  # what the trials chose serves all the same
                 for k in order:
                     self.units[k].chosen = first[k]

@@ -16,6 +16,7 @@ import torch
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.device.pace import Pace
 from hotfuse.machine.device_clock import DeviceTimer
 
 Run = Callable[[], Sequence[Any]]
@@ -77,7 +78,9 @@ def _in_turns(runs: Sequence[Run]) -> Run:
     return lambda: next(order)()
 
 
-def tried(library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Differ, device: torch.device) -> DeviceTrial:
+def tried(
+    library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Differ, device: torch.device, pace: Pace
+) -> DeviceTrial:
     """Run all of them on the device, in turns.
 
     Each is given as its runs with the weights of several places in the model. A model reads its weights once a call, so between two
@@ -103,7 +106,7 @@ def tried(library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Diff
         for number in range(ROUNDS):
             still = right if number < FOR_ALL else sorted(right, key=lambda i: least[i])[:BEST]
             for i in (-1, *still):
-                us = timers[i].seconds() * 1e6
+                us = pace(timers[i].seconds) * 1e6
                 least[i] = min(us, least.get(i, us))
     torch.cuda.current_stream(device).wait_stream(stream)
     return DeviceTrial(least[-1], tuple(least.get(i) for i in range(len(kernels))), wrong)
