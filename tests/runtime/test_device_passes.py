@@ -85,7 +85,7 @@ def test_generated_kernels_are_recorded(rests: bool, monkeypatch: pytest.MonkeyP
         assert (len(late.outputs) == 2) == rests and late is checked_late(late)
         return GeneratedPlan(late, flat_function(late, meaning, weights)[0], "", (), ("1 kernel",))
 
-    monkeypatch.setattr("hotfuse.compile.device.fetch.generate", generate)
+    monkeypatch.setattr("hotfuse.compile.device.device_plan.generate", generate)
     job = Job(Settings(), weights, (torch.randn(4, 8),))
     plan = run_all(passes.GENERATED, WeightedGraph(graph, weights), job)
     assert plan.notes == ("1 kernel",)
