@@ -22,8 +22,8 @@ from hotfuse.ir.text import parse
 from hotfuse.lower import Core, lower
 from hotfuse.lower.cpu.softmax_rows import is_rows
 from hotfuse.machine.topology import topology
-from hotfuse.tile.kernel_work import KernelWork, kernel_work
 from hotfuse.tile.program import Loop, Stmt
+from tests.contract.kernel_work import KernelWork, kernel_work
 
 CORE = Core(16, 32)
 TAIL, BEYOND_IMAGE = 1.3, 1.5

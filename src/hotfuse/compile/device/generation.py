@@ -22,18 +22,18 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import digest
 from hotfuse.compile.device.described import described, untaught
-from hotfuse.compile.device.device_groups import (
-    DeviceCandidate,
-    DeviceGroup,
-    DevicePart,
-    LoadedLater,
-    rounded_moments,
-    written_rows,
-)
 from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import BEFORE_CALLS, DeviceTrial, Differ, tried
+from hotfuse.compile.device.tried_groups import (
+    DeviceCandidate,
+    DevicePart,
+    LoadedLater,
+    TriedGroup,
+    rounded_moments,
+    written_rows,
+)
 from hotfuse.compile.device.tuning import Choice, alternatives, descended
 from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.compile.request_bodies import (
@@ -101,7 +101,7 @@ class DeviceJob:
 class Generation:
     """One graph on its way."""
 
-    def __init__(self, job: DeviceJob, *, folded: bool = False, before: Mapping[str, DeviceGroup] | None = None) -> None:
+    def __init__(self, job: DeviceJob, *, folded: bool = False, before: Mapping[str, TriedGroup] | None = None) -> None:
         """`folded`: products take in the layer norms between them. `before` has groups that were tried already."""
         graph, settings, device = job.graph, job.settings, job.device
         self.weights, self.sample, self.settings, self.device = job.weights, job.sample, settings, device
@@ -115,7 +115,7 @@ class Generation:
         self.chosen_by: dict[str, bool] = {}
         """Who said which tilings are worth compiling."""
         self.teaching: Future[wire.Message] | None = None
-        self.units: dict[str, DeviceGroup] = {}
+        self.units: dict[str, TriedGroup] = {}
         self.given = graph
         self.name = torch.cuda.get_device_name(device)
         self.kept = remembered_kernels(show(graph), f"{self.name} {self.target.arch}", settings, tf32=tf32_allowed())
@@ -204,7 +204,7 @@ class Generation:
             unit = self.units[part.key] = replace(old, uses=0)
         if unit is None:
             ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in normal.nodes))[:60]
-            unit = self.units[part.key] = DeviceGroup(normal, strides, ops)
+            unit = self.units[part.key] = TriedGroup(normal, strides, ops)
             target = (self.target.backend, self.target.arch, self.target.warp)
             chosen = self.kept.tiling(part.key)
             wanted, shares = (chosen, 1) if chosen not in ("", STAYS) else ("", SHARES)
@@ -240,7 +240,7 @@ class Generation:
             for half in (part, second):
                 self._request(half)
 
-    def _recall(self, key: str, unit: DeviceGroup) -> None:
+    def _recall(self, key: str, unit: TriedGroup) -> None:
         """What an earlier process chose is the only candidate."""
         tiling = self.kept.tiling(key)
         if tiling == STAYS:
@@ -249,7 +249,7 @@ class Generation:
         elif found := [c for c in unit.candidates if c.tiling == tiling]:
             unit.known, unit.candidates = True, found
 
-    def _candidate(self, unit: DeviceGroup, data: dict[str, Any], code: bytes) -> DeviceCandidate:
+    def _candidate(self, unit: TriedGroup, data: dict[str, Any], code: bytes) -> DeviceCandidate:
         function = LoadedLater(device_kernel(code, data["built"]), self.device)
         kernel = generated(unit.graph, from_json(data["lowered"]), unit.strides, function, self.device)
         return DeviceCandidate(kernel, str(data["tiling"]), data["work"])
@@ -303,7 +303,7 @@ class Generation:
 
         self._walk(lambda _env, _nodes: None, one)
 
-    def _try(self, part: DevicePart, unit: DeviceGroup, env: Mapping[str, Any]) -> None:
+    def _try(self, part: DevicePart, unit: TriedGroup, env: Mapping[str, Any]) -> None:
         unit.tried = True
         alike = [part, *(p for p in self.parts if p.key == part.key and p is not part)][:MOST_PLACES]
         pieces = [extract(self.graph, p.nodes, "part") for p in alike]

@@ -35,7 +35,7 @@ class DeviceCandidate(NamedTuple):
 
 
 @dataclass(slots=True)
-class DeviceGroup:
+class TriedGroup:
     """A group in its normal form, wherever it occurs."""
 
     graph: Graph
