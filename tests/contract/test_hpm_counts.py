@@ -11,11 +11,11 @@ import pytest
 from hotfuse.analysis.vector_loops import CODE_OF, HEAVY, HEAVY_VECTORS, LIGHT_VECTORS
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
+from hotfuse.hpm.drawn_problems import calibrated
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.fitted import TERMS
 from hotfuse.hpm.roofline import roof
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import calibrated
 from hotfuse.hpm.work import COLUMN, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
