@@ -4,7 +4,6 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
-TORCH  := $(shell grep '^torch==' constraints.txt)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
@@ -14,6 +13,10 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Tests begin some hundred interpreters: our sources are compiled once, whatever the environment says about byte code.
 KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE=
 PYTEST := $(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q
+
+# Sources are compiled on all cores, else every process compiles them where byte code is not written; pip does so on one, and compiles
+# also these: two collections of models of which a process imports a few, and tests. They are compiled when they are imported.
+SELDOM := /tests?/|/(transformers|diffusers|pip)/
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-levels test-costs tests all-tests test-gpu lint soak fuzz bench bench-page bench-gpu clean
@@ -25,9 +28,9 @@ setup: $(STAMP) ## the virtual environment, once
 
 $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
 	@sh tools/make_venv.sh $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
-	@$(BIN)/python -m compileall -q -j 0 src  # as pip does for a wheel: else every process of ours compiles them where byte code is not written
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
+	@$(BIN)/python -m compileall -q -j 0 src
+	@$(BIN)/python -m compileall -q -j 0 -x '$(SELDOM)' $(VENV)/lib > /dev/null || true  # packages hold templates that are no Python
 	@touch $@
 
 demo: $(STAMP) ## two minutes: a real model gets faster while it serves; then explain() and a report in build/demo

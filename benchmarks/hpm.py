@@ -51,11 +51,11 @@ from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import evaluation, model
+from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import CostPredictor, TrainingRows
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import FAMILIES, Candidate, families
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.cpu.tiling import Core

@@ -91,6 +91,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: places[named(item)])
 
 
+def pytest_collection_finish() -> None:
+    """A collection of garbage looks at what tests made, not at all that was imported for thirteen thousand of them."""
+    process.freeze()
+
+
 TOOK: dict[str, float] = {}
 """Seconds of each test that this process has heard of, for `--costs`."""
 
@@ -136,6 +141,7 @@ def homes(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", _home_of(request.node))
         yield
+    process.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,17 @@ def as_at_first() -> None:
     gc.enable()
 
 
+def freeze() -> None:
+    """What is alive between modules stays alive: collections look no more at it.
+
+    Everything that torch, its table of operators and the tests themselves consist of is more than a million objects. Looking at all
+    of them took half of a test's time, and every fork copied the memory that was looked at. Behind a module and not behind a test:
+    garbage goes first, and what a module's tests share goes with it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def finish() -> None:
     """Wait for background jobs, which would compile, count, take memory and hold the interpreter in the next test."""
     until = time.monotonic() + JOBS_S

@@ -42,8 +42,8 @@ def seeded(make: Build) -> Build:
 
 
 def _name_torchvision_operators() -> None:
-    """Torchvision's operator library does not load beside a CPU build of torch, and its import needs these names only. Where it does
-    load it names them itself, and a second definition would end the process."""
+    """Torchvision's operator library does not load beside a CPU build of torch, and its import needs these names only. Where it
+    does load, it names them itself, and a second definition would end the process."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None or hasattr(torch.ops.torchvision, "nms"):
         return

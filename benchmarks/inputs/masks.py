@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-import hotfuse.lower.cpu.attention.kernel as kernel
+import hotfuse.lower.cpu.attention.attention_kernel as kernel
 from benchmarks.attention import HEADS, WIDTH, Block, Call, Made, entered
 from benchmarks.gemm import host_core
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
-from hotfuse.lower.cpu.attention.data import Attention
+from hotfuse.lower.cpu.attention.attention_job import Attention
 from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.native.target import host
 

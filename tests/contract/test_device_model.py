@@ -35,6 +35,7 @@ from hotfuse.ir.text import parse, show
 from hotfuse.lower.gpu import GpuTiling, gpu_tilings, lower_gpu
 from hotfuse.profile.place import location
 from hotfuse.profile.store import Store
+from tests.contract.kernel_work import kernel_work
 
 SHAPE = DeviceShape(132, 227 << 10, 60 << 20, 7.6e14, 5.1e13, 4.3e12, 3.9e12)
 DEVICE = "a device of tests"
@@ -75,6 +76,17 @@ def test_every_drawn_problem_is_counted_and_predicted_to_take_some_time() -> Non
         assert found and all(work.keys() == set(NAMES) and all(np.isfinite(v) for v in work.values()) for work in found)
         x, guess = features(table_of(found), SHAPE)
         assert np.isfinite(x).all() and (guess > 0).all(), show(graph)
+
+
+def test_a_row_says_what_its_kernel_executes() -> None:
+    """By a second walk of the same tile programs, round by round: decision 274."""
+    for graph in map(normalized, itertools.islice(device_problems(5), 24)):
+        for tiling in gpu_tilings(graph, bulk=True, every=True):
+            kernel = lower_gpu(graph, tiling).kernel
+            row, executed = work_of(kernel, program_shape(tiling)), kernel_work(kernel, {})
+            mapped = sum(made for op, made in executed.elements.items() if op.startswith("map."))
+            assert row["programs"] * row["multiply_adds"] == pytest.approx(executed.multiply_adds), str(tiling)
+            assert row["programs"] * (row["light"] + row["heavy"]) == pytest.approx(mapped), str(tiling)
 
 
 def law(work: dict[str, float]) -> float:

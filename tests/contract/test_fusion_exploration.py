@@ -15,9 +15,9 @@ from hotfuse.fusion import exploration
 from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Planned
 from hotfuse.fusion.explain import lines
 from hotfuse.fusion.forecast import RooflinePredictor
+from hotfuse.fusion.group_steps import Side
 from hotfuse.fusion.groups import group
 from hotfuse.fusion.kinds import CandidateKind
-from hotfuse.fusion.steps import Side
 from hotfuse.fusion.worth import Gain, PredictedCost, gain
 
 WIDE = {"R": 2048, "C": 64, "D": 512}

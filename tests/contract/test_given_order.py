@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from hotfuse import Settings
 from hotfuse.compile.run.given_order import GivenOrders
-from hotfuse.compile.run.steps import LevelParts
+from hotfuse.compile.run.run_steps import LevelParts
 from hotfuse.compile.unit import units
 from hotfuse.ir.graph import Value
 from hotfuse.ir.text import parse

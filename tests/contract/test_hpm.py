@@ -20,11 +20,11 @@ from hotfuse.compile.requests import Here
 from hotfuse.compile.value import Facts, Learned, RooflineEstimator
 from hotfuse.hpm import evaluation, forest, model
 from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.drawn_problems import Problem, draws
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import CostPredictor, PerformanceModel, TrainingRows
 from hotfuse.hpm.roofline import Roofline, least, roof
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import Problem, draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, UnknownWork, families
 from hotfuse.hpm.work import NAMES as ROW_NAMES
 from hotfuse.ir.build import GraphBuilder

@@ -11,19 +11,19 @@ import pytest
 from hotfuse.analysis.vector_loops import CODE_OF, HEAVY, HEAVY_VECTORS, LIGHT_VECTORS
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
+from hotfuse.hpm.drawn_problems import calibrated
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.fitted import TERMS
 from hotfuse.hpm.roofline import roof
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import calibrated
 from hotfuse.hpm.work import COLUMN, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.lower import Core, lower
 from hotfuse.lower.cpu.softmax_rows import is_rows
 from hotfuse.machine.topology import topology
-from hotfuse.tile.kernel_work import KernelWork, kernel_work
 from hotfuse.tile.program import Loop, Stmt
+from tests.contract.kernel_work import KernelWork, kernel_work
 
 CORE = Core(16, 32)
 TAIL, BEYOND_IMAGE = 1.3, 1.5

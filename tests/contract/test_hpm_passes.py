@@ -12,12 +12,12 @@ import pytest
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import reduction_passes
 from hotfuse.hpm.cuts import LATENCY
+from hotfuse.hpm.drawn_problems import EACH_ROWS, calibrated, draws
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.fitted import TERMS
 from hotfuse.hpm.reduction_passes import cut
 from hotfuse.hpm.roofline import roof
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import EACH_ROWS, calibrated, draws
 from hotfuse.hpm.work import COLUMN, Candidate
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph

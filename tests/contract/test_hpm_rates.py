@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from hotfuse.compile.learn import measure
-from hotfuse.hpm import fitted, model, shapes
+from hotfuse.hpm import drawn_problems, fitted, model
+from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import TrainingRows
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, families
 from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.types import DType, Layout, TensorType
@@ -146,7 +146,7 @@ def test_problems_of_every_kind_are_drawn() -> None:
         "aten.adaptive_avg_pool2d.default",
         "aten.transpose.int",
     } <= ops
-    assert shapes._stem(random.Random(0)).graph.nodes[0].op == "aten.conv2d.default"  # pyright: ignore[reportPrivateUsage]
+    assert drawn_problems._stem(random.Random(0)).graph.nodes[0].op == "aten.conv2d.default"  # pyright: ignore[reportPrivateUsage]
 
 
 def told_apart(count: int, seed: int, by: float) -> TrainingRows:

@@ -16,8 +16,8 @@ from hotfuse.compile.learn import measure
 from hotfuse.hpm import row_cache as books
 from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.compiled import emit, fields, recompute, row_lookup
+from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse

@@ -12,9 +12,9 @@ from hotfuse.base.errors import InternalError
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import cuts, forest
 from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
 from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.graph import Graph

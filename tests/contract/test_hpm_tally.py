@@ -8,9 +8,9 @@ import numpy as np
 
 from hotfuse.compile.learn import measure
 from hotfuse.hpm.compiled import row_sums
+from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.recompute_factor import OTHER, POINTWISE
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, MAXIMA, NAMES, SUMS, Candidate
 from hotfuse.lower.cpu.tiling import Core
 

@@ -20,8 +20,8 @@ from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.measuring_gate import UnitContests
 from hotfuse.compile.unit.planning import Gate, adjusted
 from hotfuse.fusion.forecast import RooflinePredictor
+from hotfuse.fusion.group_steps import Side
 from hotfuse.fusion.groups import group
-from hotfuse.fusion.steps import Side
 from hotfuse.hpm import model
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import TrainingRows

@@ -35,7 +35,7 @@ from hotfuse.lower.common.lowered import (
 )
 from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.cpu import thread_work
-from hotfuse.lower.cpu.recurrent import kernel as recurrent_kernel
+from hotfuse.lower.cpu.recurrent import recurrent_kernel
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.tile import interp

@@ -30,6 +30,7 @@ from hotfuse.runtime.observe import examine
 from hotfuse.runtime.observe.call_sampler import CallSampler, shared_here
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup.tier2 import for_sizes
+from tests import process
 from tests.races import new_plans_win
 from tests.runtime.test_pool import light
 
@@ -39,11 +40,9 @@ INLINE = Settings(capture="inline", hot_calls=2, profiles=":memory:")
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """What other tests left is not counted, and a collector that comes by itself hides nothing."""
-    gc.collect()
-    gc.freeze()
+    process.freeze()
     with torch.no_grad():
         yield
-    gc.unfreeze()
 
 
 def found(kind: type) -> list[object]:

@@ -8,13 +8,11 @@ looked at; only the verdict is given, so that something is swapped in.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ import torch
 
 import hotfuse
 from hotfuse import Settings
+from tests import process
 from tests.faults.soak import LOOK_EVERY_S, Chaos, Model, Scales, alive, holders, settled
 from tests.races import raced
 
@@ -45,12 +44,9 @@ LONGEST_S = WATCHDOG_S / 2
 
 
 @pytest.fixture
-def fresh_heap() -> Iterator[None]:
+def fresh_heap() -> None:
     """What other tests left in this process is out of the collections that this one asks for, four times a second."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    process.freeze()
 
 
 @pytest.mark.timeout(int(WATCHDOG_S) + 240)

@@ -86,7 +86,7 @@ def test_generated_kernels_are_recorded(rests: bool, few: bool, monkeypatch: pyt
         assert (len(late.outputs) == 2) == rests and late is checked_late(late)
         return GeneratedPlan(late, flat_function(late, meaning, weights)[0], "", (), ("1 kernel",), 3 * asked["few"])
 
-    monkeypatch.setattr("hotfuse.compile.device.fetch.generate", generate)
+    monkeypatch.setattr("hotfuse.compile.device.device_plan.generate", generate)
     demand = Demand(strategies=(GENERATE, FEW_TILINGS) if few else (GENERATE,))
     job = Job(Settings(), weights, (torch.randn(4, 8),), demand=demand)
     plan = run_all(passes.GENERATED, WeightedGraph(graph, weights), job)

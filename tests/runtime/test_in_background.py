@@ -131,6 +131,13 @@ def test_however_many_wait_jobs_run(own: Service) -> None:
         assert_set(event)
 
 
+@pytest.fixture
+def thawed() -> None:
+    """As in a program that froze nothing; the suite does (`tests/process.py`), and does so again behind this module."""
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thawed")
 def test_objects_that_somebody_froze_stay_frozen() -> None:
     assert take_for_old() and gc.get_freeze_count() == 0
     gc.freeze()
@@ -141,6 +148,7 @@ def test_objects_that_somebody_froze_stay_frozen() -> None:
         gc.unfreeze()
 
 
+@pytest.mark.usefixtures("thawed")
 def test_the_collection_that_jobs_put_off_comes_when_nobody_calls() -> None:
     class Node:
         me: Node

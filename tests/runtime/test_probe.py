@@ -73,7 +73,7 @@ def test_flags_are_read_from_either_spelling() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="probing needs Linux")
 def test_a_broken_probe_process_is_our_error_not_a_guess(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "trial.py"
+    broken = tmp_path / "probe_child.py"
     broken.write_text("raise SystemExit('broken')")
     monkeypatch.setattr(probe_module, "_TRIAL", broken)
     with pytest.raises(InternalError, match="probe's process failed"):

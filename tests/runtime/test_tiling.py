@@ -15,7 +15,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.learn.measure import BoundCall
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.measuring_gate import UnitContests
-from hotfuse.fusion.steps import Side
+from hotfuse.fusion.group_steps import Side
 from tests.races import sleeping, slow_library
 
 WIDTH, HIDDEN = 64, 512

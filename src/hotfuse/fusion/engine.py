@@ -27,11 +27,11 @@ from hotfuse.fusion.candidates import FusionCandidate, Generator, kind_of
 from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import Predictor
+from hotfuse.fusion.group_steps import Side, conversions, differing, ops, regrouped, rewritten
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import WHOLE_GROUPS, CandidateKind, GroupKind
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.seen_costs import SeenCosts, correction, masked, served
-from hotfuse.fusion.steps import Side, conversions, differing, ops, regrouped, rewritten
 from hotfuse.fusion.worth import NOTHING, Gain, PredictedCost, cost, gain, score, value
 from hotfuse.hpm.work import Candidate as Question
 from hotfuse.hpm.work import CoreShape

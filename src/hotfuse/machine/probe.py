@@ -1,7 +1,7 @@
 """Which CPU features really execute.
 
 Some machines advertise instructions that trap when used (seen: AMX in a virtual machine). A feature is therefore
-believed only when it is advertised *and* an instruction of it ran in a throw-away process: `machine.trial` forks one
+believed only when it is advertised *and* an instruction of it ran in a throw-away process: `machine.probe_child` forks one
 child per feature, so a trap kills only that child. The whole probe takes about a tenth of a second. Its result is kept for the
 life of the process, and noted for others during the same boot (`remember_with`): what executed once does so again there.
 """
@@ -23,7 +23,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.cpu_features import RETURNS, Feature, known_features
 
-_TRIAL = Path(__file__).with_name("trial.py")
+_TRIAL = Path(__file__).with_name("probe_child.py")
 _SECONDS = 120
 LIMIT = "HOTFUSE_FEATURES"
 """Features that this process and its workers may use, between blanks, where code is made for a machine that executes less.

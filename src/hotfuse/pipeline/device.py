@@ -68,7 +68,7 @@ def _recordings(found: WeightedGraph, job: Job) -> Plan:
 
 def _device_kernels(found: WeightedGraph, job: Job) -> GeneratedPlan:
     """Kernels that were generated for the sizes of the graph, where they beat the library's on the device."""
-    from hotfuse.compile.device.fetch import generate
+    from hotfuse.compile.device.device_plan import generate
     from hotfuse.compile.device.late_checks import checked_late
     from hotfuse.compile.device.rotations import turned
 
@@ -97,7 +97,7 @@ def _record(made: GeneratedPlan, job: Job) -> Plan:
 
 def _kernels_on_static_caches(found: WeightedGraph, job: Job) -> Plan:
     """Kernels for steps whose caches are static, of as many rows as short texts share; longer ones run on the library's."""
-    from hotfuse.compile.device.fetch import generate
+    from hotfuse.compile.device.device_plan import generate
     from hotfuse.compile.device.rotations import turned
     from hotfuse.compile.device.static_caches import with_static_caches
     from hotfuse.runtime.serve.device_caches import (

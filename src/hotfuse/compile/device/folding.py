@@ -4,7 +4,7 @@
     after    [x = linear, add, moments of x's blocks]   [y = normalized(x), linear(y), ...]   [y' = normalized(x), linear, add y']
 
 For few rows a kernel of its own costs more to wait for than the norm costs to compute; with many it is the other way round, since
-every program that reads rows computes them anew. Plans of both forms are made and measured (`compile.device.fetch`).
+every program that reads rows computes them anew. Plans of both forms are made and measured (`compile.device.device_plan`).
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import fleet
+from hotfuse.hpm.drawn_problems import Problem, calibrated, remembered
 from hotfuse.hpm.model import PerformanceModel
 from hotfuse.hpm.row_cache import RowCache
-from hotfuse.hpm.shapes import Problem, calibrated, remembered
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.subgraph import extract
 from hotfuse.lower.cpu.tiling import Core

@@ -25,8 +25,8 @@ from hotfuse.compile.variants.served_threads import apart
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import fleet, model
+from hotfuse.hpm.drawn_problems import draws, remembered
 from hotfuse.hpm.model import PerformanceModel
-from hotfuse.hpm.shapes import draws, remembered
 from hotfuse.hpm.trust import Trust, judged
 
 MAX_DRAWN_ROWS = 2000

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hotfuse.compile.run.steps import LevelParts
+from hotfuse.compile.run.run_steps import LevelParts
 from hotfuse.ir.graph import Value
 from hotfuse.ir.types import ROW_MAJOR, TensorType
 from hotfuse.ops.table import packet

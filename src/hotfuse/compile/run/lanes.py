@@ -14,7 +14,7 @@ from math import inf
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.run.run_plan import RunPlanner
-from hotfuse.compile.run.steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
+from hotfuse.compile.run.run_steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.lower.common.algebra import add
 from hotfuse.lower.cpu.thread_work import AWAKE_WORK, WORK_PER_THREAD, work

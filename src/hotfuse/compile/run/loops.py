@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.run.run_plan import RunPlanner, moved
-from hotfuse.compile.run.steps import (
+from hotfuse.compile.run.run_steps import (
     GraphScope,
     LevelParts,
     PlannedLoop,

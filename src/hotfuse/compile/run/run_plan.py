@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hotfuse.compile.parts import renamed
 from hotfuse.compile.run.given_order import GivenOrders
-from hotfuse.compile.run.steps import (
+from hotfuse.compile.run.run_steps import (
     GraphScope,
     KernelSource,
     LevelParts,

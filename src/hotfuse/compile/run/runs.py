@@ -20,10 +20,10 @@ from hotfuse.base.passes import Pass, Where, run_all
 from hotfuse.compile.kept import verdict
 from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import backend_name, kernels, threads, wanted
-from hotfuse.compile.run.finish import FinishedRun, finish
 from hotfuse.compile.run.loops import LoopPlanner
+from hotfuse.compile.run.run_layout import FinishedRun, finish
 from hotfuse.compile.run.run_plan import RunPlanner, copy_graph
-from hotfuse.compile.run.steps import LevelParts, PlannedBranch, PlannedLoop
+from hotfuse.compile.run.run_steps import LevelParts, PlannedBranch, PlannedLoop
 from hotfuse.compile.unit.kernel_cache import MAX_KEPT, NormalGroup, keep, kernel_cache, piece_of
 from hotfuse.compile.variants.trial import Outcome, attempt
 from hotfuse.compile.variants.variant_table import VariantTable

@@ -18,7 +18,7 @@ from torch import Tensor
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.int8.layers import SignedProduct, exact_weights, signed_product, signed_weights
 from hotfuse.frontends.onnx.int8.native_layers import NativeProduct, supported
-from hotfuse.frontends.onnx.int8.steps import StepIndex, is_op
+from hotfuse.frontends.onnx.int8.quantized_steps import StepIndex, is_op
 from hotfuse.frontends.onnx.int8.storage import QUANTIZED, available, dense, passes
 from hotfuse.frontends.onnx.program import ABSENT, ProgramStep
 from hotfuse.frontends.onnx.registry import Prepared

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotfuse.frontends.onnx.int8.steps import DEQUANTIZE, QUANTIZE, Scaled, StepIndex
+from hotfuse.frontends.onnx.int8.quantized_steps import DEQUANTIZE, QUANTIZE, Scaled, StepIndex
 from hotfuse.frontends.onnx.int8.storage import LIMITS, dense, passes
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.registry import Prepared

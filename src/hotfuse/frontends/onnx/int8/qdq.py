@@ -22,7 +22,15 @@ from torch import Tensor
 from hotfuse.frontends.onnx import limits
 from hotfuse.frontends.onnx.int8.float_ends import float_ends
 from hotfuse.frontends.onnx.int8.pairs import rounded_floats
-from hotfuse.frontends.onnx.int8.steps import DEQUANTIZE, MS_DOMAIN, QUANTIZE, Scaled, StepIndex, is_op, without_unread
+from hotfuse.frontends.onnx.int8.quantized_steps import (
+    DEQUANTIZE,
+    MS_DOMAIN,
+    QUANTIZE,
+    Scaled,
+    StepIndex,
+    is_op,
+    without_unread,
+)
 from hotfuse.frontends.onnx.int8.storage import LIMITS, available
 from hotfuse.frontends.onnx.int8.sums import sums_of_bytes
 from hotfuse.frontends.onnx.int8.tables import POINTWISE, tables

@@ -12,7 +12,17 @@ from __future__ import annotations
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.cpu.attention.data import F32, NONE, Attention, added, finished, finite, greater, inverse, power
+from hotfuse.lower.cpu.attention.attention_job import (
+    F32,
+    NONE,
+    Attention,
+    added,
+    finished,
+    finite,
+    greater,
+    inverse,
+    power,
+)
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Tile

@@ -20,8 +20,8 @@ from hotfuse.lower.common.algebra import mul, same
 from hotfuse.lower.common.attention_node import attention_node, four
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
-from hotfuse.lower.cpu.attention.data import CAUSAL, HALVES, MAX_WIDTH, AffineIndex, Attention, Mask
-from hotfuse.lower.cpu.attention.kernel import attend
+from hotfuse.lower.cpu.attention.attention_job import CAUSAL, HALVES, MAX_WIDTH, AffineIndex, Attention, Mask
+from hotfuse.lower.cpu.attention.attention_kernel import attend
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose, shared
 from hotfuse.lower.cpu.attention.views import Views, one_wide
 from hotfuse.lower.cpu.tiling import Core

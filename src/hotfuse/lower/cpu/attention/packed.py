@@ -24,8 +24,8 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
-from hotfuse.lower.cpu.attention.data import F32, HALVES, MAX_WIDTH, Attention, AttentionView, Band, Mask
-from hotfuse.lower.cpu.attention.kernel import Panel, apart
+from hotfuse.lower.cpu.attention.attention_job import F32, HALVES, MAX_WIDTH, Attention, AttentionView, Band, Mask
+from hotfuse.lower.cpu.attention.attention_kernel import Panel, apart
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose
 from hotfuse.lower.cpu.attention.views import Four, Views, one_wide
 from hotfuse.lower.cpu.tiling import Core

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.cpu.attention.data import F32, NONE, Attention, AttentionView, Mask, added, greater
+from hotfuse.lower.cpu.attention.attention_job import F32, NONE, Attention, AttentionView, Mask, added, greater
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile

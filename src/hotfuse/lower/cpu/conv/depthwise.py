@@ -19,7 +19,7 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul
 from hotfuse.lower.cpu import division
-from hotfuse.lower.cpu.conv.finish import Channels, Finish, RowPosition
+from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish, RowPosition
 from hotfuse.lower.cpu.conv.rows import ConvTask, OutputRow, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.shape import Block
 from hotfuse.lower.cpu.gemm.gemm import let

@@ -33,10 +33,10 @@ from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.common.quant import bytes_taken
 from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv import winograd
+from hotfuse.lower.cpu.conv.conv_epilogue import Finish, RowPosition, without_division
+from hotfuse.lower.cpu.conv.dense_kernel import Groups, dense
 from hotfuse.lower.cpu.conv.depthwise import depthwise
-from hotfuse.lower.cpu.conv.finish import Finish, RowPosition, without_division
 from hotfuse.lower.cpu.conv.int8 import lower_bytes
-from hotfuse.lower.cpu.conv.kernel import Groups, dense
 from hotfuse.lower.cpu.conv.read import Convolution, ConvPhase, the_convolution
 from hotfuse.lower.cpu.conv.rows import ConvTask, SpatialDim
 from hotfuse.lower.cpu.gemm import gemm

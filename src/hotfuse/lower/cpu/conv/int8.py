@@ -35,7 +35,7 @@ from hotfuse.lower.common.quant import MAX_K, Scaling, corrected, scaled
 from hotfuse.lower.common.values import Evaluator
 from hotfuse.lower.cpu import division
 from hotfuse.lower.cpu.conv import shape as conv_shape
-from hotfuse.lower.cpu.conv.finish import Channels, Finish
+from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish
 from hotfuse.lower.cpu.conv.read import Convolution, the_convolution
 from hotfuse.lower.cpu.conv.rows import ConvTask, OutputRow, SpatialDim, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.shape import Axis, Block

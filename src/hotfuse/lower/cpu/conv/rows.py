@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.lower.common.algebra import mul, product
-from hotfuse.lower.cpu.conv.finish import RowPosition
+from hotfuse.lower.cpu.conv.conv_epilogue import RowPosition
 from hotfuse.lower.cpu.conv.shape import Axis, Block, block_inside, heights, strips
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.tile.build import KernelBuilder

@@ -26,7 +26,7 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul
 from hotfuse.lower.common.winograd import Matrix, Scheme, schemes
 from hotfuse.lower.cpu import division
-from hotfuse.lower.cpu.conv.finish import Channels, Finish, RowPosition
+from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish, RowPosition
 from hotfuse.lower.cpu.conv.matrix_sums import combined, shared, used
 from hotfuse.lower.cpu.conv.rows import ConvTask
 from hotfuse.lower.cpu.conv.shape import Axis, choose

@@ -22,8 +22,8 @@ from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferView, KernelBuffers, Lowered, PackArgument, tensor_type
 from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
-from hotfuse.lower.cpu.recurrent.data import GATES, Recurrent, Weights, tiling
-from hotfuse.lower.cpu.recurrent.kernel import recur
+from hotfuse.lower.cpu.recurrent.recurrent_job import GATES, Recurrent, Weights, tiling
+from hotfuse.lower.cpu.recurrent.recurrent_kernel import recur
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.cpu.attention.data import (
+from hotfuse.lower.cpu.attention.attention_job import (
     F32,
     NONE,
     Attention,

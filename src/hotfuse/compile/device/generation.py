@@ -1,17 +1,4 @@
-"""A plan on a device with generated kernels, in the serving process: groups are compiled by workers, tried here, and put together.
-
-    device plan    a worker groups the graph
-    strides        one run of the library's kernels shows how intermediate tensors lie
-    device unit    workers compile each distinct group in several tilings (for a first plan in the likeliest alone); one without a
-                   kernel is asked for again in two halves
-    trial          each kernel against the library's on the device, with the data of a real call (`compile.device.trial`)
-    tuning         kernels exchanged one at a time, and the whole plan measured (`compile.device.tuning`); what came of it is kept
-    folding        the same once more with layer norms taken in by products (`compile.device.folding`), where there are such; the
-                   faster of both plans is taken
-    outline        one function of generated kernels and library operators, in order
-
-Everything here runs on a background thread. Time for it is bounded; what was not tried by then stays with the library.
-"""
+"""One form of a graph on its way to a plan with generated kernels: its groups are asked for, tried, exchanged and put together."""
 
 from __future__ import annotations
 
@@ -19,30 +6,36 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from hotfuse.analysis.attention import BOUNDED
 from hotfuse.analysis.liveness import last_uses
 from hotfuse.backends import registry
-from hotfuse.backends.device_code import BuiltDeviceKernel, device_kernel
+from hotfuse.backends.device_code import device_kernel
 from hotfuse.backends.library import meaning
-from hotfuse.backends.protocol import LaunchedKernel, Run
+from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import digest
-from hotfuse.compile.device.channels_last import channels_last, faster
 from hotfuse.compile.device.described import described, untaught
 from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.pace import RESTS, Pace, idle
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import BEFORE_CALLS, DeviceTrial, Differ, tried
-from hotfuse.compile.device.tuning import LEAST_GAIN, LIBRARY, ROUNDS, Choice, alternatives, descended
+from hotfuse.compile.device.tried_groups import (
+    DeviceCandidate,
+    DevicePart,
+    LoadedLater,
+    TriedGroup,
+    rounded_moments,
+    written_rows,
+)
+from hotfuse.compile.device.tuning import Choice, alternatives, descended
 from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.compile.request_bodies import (
     DeviceKernelTime,
@@ -57,16 +50,13 @@ from hotfuse.compile.value import FIRST_PLAN_GAIN
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
-from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources
+from hotfuse.ir.graph import Graph, Kind, Node, output_values, sources
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.lower.common.codec import from_json
-from hotfuse.lower.ops.views import shape_of
 from hotfuse.machine.device_clock import DeviceTimer
 from hotfuse.machine.device_stream import in_own_stream
-from hotfuse.ops.own.folded_norm import MEAN, SPREAD
-from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
 
 TRIALS_S = 60.0
@@ -88,52 +78,6 @@ SHARES = 5
 Strides = Mapping[str, tuple[int, ...]]
 
 
-class _DeviceCandidate(NamedTuple):
-    """One of a group's kernels."""
-
-    kernel: GeneratedKernel
-    tiling: str
-    work: Mapping[str, float]
-    """`hpm.device.work`"""
-
-
-@dataclass(slots=True)
-class _DeviceUnit:
-    """A group in its normal form, wherever it occurs."""
-
-    graph: Graph
-    strides: dict[str, tuple[int, ...]]
-    ops: str
-    futures: list[Future[wire.Message]] = field(default_factory=list[Future[wire.Message]])
-    candidates: list[_DeviceCandidate] = field(default_factory=list["_DeviceCandidate"])
-    because: str = ""
-    trial: DeviceTrial | None = None
-    chosen: int = LIBRARY
-    """Which of the candidates serves."""
-    tried: bool = False
-    known: bool = False
-    """Whether an earlier process has chosen."""
-    uses: int = 0
-
-    @property
-    def kernel(self) -> GeneratedKernel | None:
-        """What serves instead of the library."""
-        return None if self.chosen == LIBRARY else self.candidates[self.chosen].kernel
-
-    def said(self, at: int) -> str:
-        """What a candidate took alone."""
-        assert self.trial is not None
-        return f"{self.trial.us[at]:.1f} us ({self.candidates[at].tiling}), the library {self.trial.library_us:.1f} us"
-
-
-@dataclass(slots=True)
-class _DevicePart:
-    """A range of nodes, and its unit where it may have a kernel."""
-
-    nodes: range
-    key: str = ""
-
-
 def tf32_allowed() -> bool:
     """Whether torch's setting lets products of fp32 round their operands; where both of its names were used, the older raises."""
     try:
@@ -142,81 +86,8 @@ def tf32_allowed() -> bool:
         return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
-def generate(
-    graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings, device: torch.device,
-    differ: Differ, stop: Callable[[], bool] = lambda: False, *, few: bool = False,
-) -> GeneratedPlan:  # fmt: skip
-    """The graph with generated kernels where they won; raises InternalError where none did. `few`: a plan that is there soon, of
-    the likeliest kernels alone; where an earlier process has chosen, that choice is there as soon."""
-    graph, said = _in_order(graph, weights, device)
-    made = _generated(_Job(graph, weights, sample, settings, device, differ, stop, few))
-    return _noted(made, said) if said else made
-
-
-def _in_order(graph: Graph, weights: Mapping[str, torch.Tensor], device: torch.device) -> tuple[Graph, str]:
-    """The graph with channels last where the library's convolutions are faster so, and what was found, in words."""
-    last = channels_last(graph)
-    if last is graph:
-        return graph, ""
-
-    def seconds(run: Callable[[], object]) -> float:
-        timer = DeviceTimer(run, device)
-        return min(timer.seconds() for _ in range(ROUNDS))
-
-    with torch.no_grad(), _before_calls(device):
-        planes_us, last_us = faster(graph, weights, device, seconds)
-    said = f"convolutions: {last_us:.1f} us with channels last, {planes_us:.1f} with planes"
-    return (last, said) if last_us < MARGIN * planes_us else (graph, said)
-
-
-def _generated(job: _Job) -> GeneratedPlan:
-    stop = job.stop
-    plain = _Generation(job)
-    if plain.few:
-        return plain.plan()
-    known = plain.kept.tiling(NORMS) if plain.foldable else STAYS
-    if known == FOLDED:
-        return _Generation(job, folded=True).plan()
-    made = plain.plan()
-    if known == STAYS:
-        plain.keep({})
-        return made
-    try:
-        other = _Generation(job, folded=True, before=plain.units)
-        other.compile_and_try()
-        if (alone := other.alone_us()) >= (own := plain.alone_us()):  # nothing as a whole would make up for that
-            plain.keep({NORMS: STAYS})
-            said = f"{alone:.1f} us of kernels by themselves where products take them in, {own:.1f} with kernels of their own"
-            return _noted(made, f"layer norms: {said}")
-        return _faster(made, plain, other.assembled(), other)
-    except HotfuseError as e:
-        if stop():
-            raise
-        plain.keep({})
-        return _noted(made, f"layer norms have kernels of their own: {(e.because or e.what)[:200]}")
-
-
-def _faster(made: GeneratedPlan, plain: _Generation, folded: GeneratedPlan, other: _Generation) -> GeneratedPlan:
-    """The faster of two plans as a whole, on the device; that of products that take norms in must save as much as an exchange."""
-    with torch.no_grad(), plain.before_calls():
-        timers = [plain.timer(run) for run in (made.run, folded.run)]
-        rounds = [[t.seconds() for t in timers] for _ in range(ROUNDS)]
-        least = [min(r[i] for r in rounds) for i in range(2)]
-    said = f"layer norms: {least[1] * 1e6:.1f} us taken in by products around them, {least[0] * 1e6:.1f} in kernels of their own"
-    if least[1] < (1 - LEAST_GAIN) * least[0]:
-        plain.keep({**other.chosen(), NORMS: FOLDED})
-        return _noted(folded, said)
-    plain.keep({NORMS: STAYS})
-    return _noted(made, f"{said} ({folded.notes[0]})")
-
-
-def _noted(made: GeneratedPlan, note: str) -> GeneratedPlan:
-    head, *others = made.notes
-    return replace(made, notes=(head, note, *others))
-
-
 @dataclass(frozen=True, slots=True)
-class _Job:
+class DeviceJob:
     """What kernels are wanted for."""
 
     graph: Graph
@@ -230,10 +101,10 @@ class _Job:
     """Whether a plan is wanted soon."""
 
 
-class _Generation:
+class Generation:
     """One graph on its way."""
 
-    def __init__(self, job: _Job, *, folded: bool = False, before: Mapping[str, _DeviceUnit] | None = None) -> None:
+    def __init__(self, job: DeviceJob, *, folded: bool = False, before: Mapping[str, TriedGroup] | None = None) -> None:
         """`folded`: products take in the layer norms between them. `before` has groups that were tried already."""
         graph, settings, device = job.graph, job.settings, job.device
         self.weights, self.sample, self.settings, self.device = job.weights, job.sample, settings, device
@@ -247,7 +118,7 @@ class _Generation:
         self.chosen_by: dict[str, bool] = {}
         """Who said which tilings are worth compiling."""
         self.teaching: Future[wire.Message] | None = None
-        self.units: dict[str, _DeviceUnit] = {}
+        self.units: dict[str, TriedGroup] = {}
         self.given = graph
         self.name = torch.cuda.get_device_name(device)
         self.kept = remembered_kernels(show(graph), f"{self.name} {self.target.arch}", settings, tf32=tf32_allowed())
@@ -257,10 +128,10 @@ class _Generation:
             header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph), folded)).result())
         self.foldable = bool(header["foldable"]) and not folded
         self.graph = parse(str(header["graph"]))
-        self.parts: list[_DevicePart] = []
+        self.parts: list[DevicePart] = []
         at = 0
         for count, kind in header["groups"]:
-            self.parts.append(_DevicePart(range(at, at + count), "" if kind == "library" else "?"))
+            self.parts.append(DevicePart(range(at, at + count), "" if kind == "library" else "?"))
             at += count
         with self._phase("looking how data lie"):
             self.strides = self._observed()
@@ -321,7 +192,7 @@ class _Generation:
 
     # -- compiling
 
-    def _request(self, part: _DevicePart) -> None:
+    def _request(self, part: DevicePart) -> None:
         if not part.key:
             return
         piece = extract(self.graph, part.nodes, "group")
@@ -338,7 +209,7 @@ class _Generation:
             unit = self.units[part.key] = replace(old, uses=0)
         if unit is None:
             ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in normal.nodes))[:60]
-            unit = self.units[part.key] = _DeviceUnit(normal, strides, ops)
+            unit = self.units[part.key] = TriedGroup(normal, strides, ops)
             target = (self.target.backend, self.target.arch, self.target.warp)
             chosen = self.kept.tiling(part.key)
             wanted, shares = (chosen, 1) if chosen not in ("", STAYS) else ("", SHARES)
@@ -346,11 +217,11 @@ class _Generation:
             unit.futures = [self._ask(replace(asked, share=(i, shares))) for i in range(1 if self.few else shares)]
         unit.uses += 1
 
-    def _pending(self, part: _DevicePart) -> bool:
+    def _pending(self, part: DevicePart) -> bool:
         unit = self.units[part.key]
         return bool(unit.futures) or (not unit.candidates and len(part.nodes) > 1)
 
-    def _absorb(self, part: _DevicePart) -> None:
+    def _absorb(self, part: DevicePart) -> None:
         """Take a unit's answer in, if it is there; a group without a kernel goes on as two halves."""
         unit = self.units[part.key]
         if unit.futures:
@@ -368,13 +239,13 @@ class _Generation:
             self._recall(part.key, unit)
         if not unit.candidates and len(part.nodes) > 1:
             middle = part.nodes[len(part.nodes) // 2]
-            second = _DevicePart(range(middle, part.nodes.stop), "?")
+            second = DevicePart(range(middle, part.nodes.stop), "?")
             self.parts.insert(self.parts.index(part) + 1, second)
             part.nodes, part.key = range(part.nodes.start, middle), "?"
             for half in (part, second):
                 self._request(half)
 
-    def _recall(self, key: str, unit: _DeviceUnit) -> None:
+    def _recall(self, key: str, unit: TriedGroup) -> None:
         """What an earlier process chose is the only candidate."""
         tiling = self.kept.tiling(key)
         if tiling == STAYS:
@@ -383,10 +254,10 @@ class _Generation:
         elif found := [c for c in unit.candidates if c.tiling == tiling]:
             unit.known, unit.candidates = True, found
 
-    def _candidate(self, unit: _DeviceUnit, data: dict[str, Any], code: bytes) -> _DeviceCandidate:
-        function = _LoadedLater(device_kernel(code, data["built"]), self.device)
+    def _candidate(self, unit: TriedGroup, data: dict[str, Any], code: bytes) -> DeviceCandidate:
+        function = LoadedLater(device_kernel(code, data["built"]), self.device)
         kernel = generated(unit.graph, from_json(data["lowered"]), unit.strides, function, self.device)
-        return _DeviceCandidate(kernel, str(data["tiling"]), data["work"])
+        return DeviceCandidate(kernel, str(data["tiling"]), data["work"])
 
     # -- on the device
 
@@ -408,7 +279,7 @@ class _Generation:
 
     def _walk(
         self, after: Callable[[Mapping[str, Any], range], None],
-        before: Callable[[_DevicePart, Mapping[str, Any]], None] | None = None,
+        before: Callable[[DevicePart, Mapping[str, Any]], None] | None = None,
     ) -> None:  # fmt: skip
         """The library's kernels, part by part; tensors are dropped after their last use."""
         env, dead = self._begin(), last_uses(self.graph)
@@ -426,7 +297,7 @@ class _Generation:
                         env.pop(v.name, None)
 
     def _trials(self) -> None:
-        def one(part: _DevicePart, env: Mapping[str, Any]) -> None:
+        def one(part: DevicePart, env: Mapping[str, Any]) -> None:
             unit = self.units.get(part.key)
             if unit is None or unit.tried or not unit.candidates:
                 return
@@ -437,14 +308,14 @@ class _Generation:
 
         self._walk(lambda _env, _nodes: None, one)
 
-    def _try(self, part: _DevicePart, unit: _DeviceUnit, env: Mapping[str, Any]) -> None:
+    def _try(self, part: DevicePart, unit: TriedGroup, env: Mapping[str, Any]) -> None:
         unit.tried = True
         alike = [part, *(p for p in self.parts if p.key == part.key and p is not part)][:MOST_PLACES]
         pieces = [extract(self.graph, p.nodes, "part") for p in alike]
         libraries = [flat_function(piece, meaning, self.weights)[0] for piece in pieces]
         inputs = [env[v.name] for v in pieces[0].inputs]
         every = [[*inputs, *(self.weights[p.key] for p in piece.params)] for piece in pieces]
-        wanted, moments = _written_rows(pieces[0], env), _moments(pieces[0])
+        wanted, moments = written_rows(pieces[0], env), rounded_moments(pieces[0])
         try:
             found: DeviceTrial = tried(
                 [lambda run=run: wanted(run(*inputs)) for run in libraries],
@@ -468,7 +339,7 @@ class _Generation:
 
     def before_calls(self) -> AbstractContextManager[None]:
         """A stream that goes before those of calls, done at the end."""
-        return _before_calls(self.device)
+        return before_calls(self.device)
 
     def timer(self, run: Run) -> DeviceTimer:
         """For what a whole plan takes on the device."""
@@ -565,44 +436,7 @@ class _Generation:
 
 
 @contextmanager
-def _before_calls(device: torch.device) -> Generator[None]:
+def before_calls(device: torch.device) -> Generator[None]:
     """A stream that goes before those of calls, done at the end."""
     with torch.cuda.stream(torch.cuda.Stream(device, priority=BEFORE_CALLS)), in_own_stream([torch.empty(0, device=device)]):
         yield
-
-
-def _moments(piece: Graph) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Moments of rows in so few digits as the rows themselves have: those are rounded differently by every kernel."""
-    of_rows = {v.name for n in piece.nodes if packet(n.op) in (MEAN, SPREAD) for v in n.outs}
-    places = [i for i, v in enumerate(dict.fromkeys(output_values(piece))) if v.name in of_rows]
-    if not places:
-        return lambda outs: outs
-    return lambda outs: [o.bfloat16() if i in places else o for i, o in enumerate(outs)]
-
-
-def _written_rows(piece: Graph, env: Mapping[str, Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Of the results of a packed attention, the rows that belong to a sequence: what the others hold is nobody's."""
-    packed = next((n for n in piece.nodes if packet(n.op) == BOUNDED), None)
-    offsets = None if packed is None else argument(packed, "offsets")
-    if packed is None or not isinstance(offsets, Value) or offsets.name not in env:
-        return lambda outs: outs
-    live, rows = int(env[offsets.name][-1]), shape_of(packed.outs[0])[0]
-
-    def cut(outs: Sequence[Any]) -> Sequence[Any]:
-        return [o.narrow(list(o.shape).index(rows), 0, live) if rows in o.shape else o for o in outs]
-
-    return cut
-
-
-class _LoadedLater:
-    """Device code that is loaded when it is first launched: in its trial, on a background thread."""
-
-    def __init__(self, built: BuiltDeviceKernel, device: torch.device) -> None:
-        self._built, self._device = built, device
-        self._function: LaunchedKernel | None = None
-
-    def launch(self, pointers: list[int], stream: int) -> None:
-        """Load if that is still to be done, and launch."""
-        if self._function is None:
-            self._function = registry.device_kernels().load(self._built, self._device)
-        self._function.launch(pointers, stream)

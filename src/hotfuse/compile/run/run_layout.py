@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.run.lanes import ForkSpan, allocate_lanes, planned_forks, touched
 from hotfuse.compile.run.run_plan import RunPlanner
-from hotfuse.compile.run.steps import (
+from hotfuse.compile.run.run_steps import (
     PlannedBranch,
     PlannedCall,
     PlannedChoice,

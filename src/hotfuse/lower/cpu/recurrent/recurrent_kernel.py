@@ -30,7 +30,7 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu.gemm.gemm import Product, let, sums
 from hotfuse.lower.cpu.recurrent import cell as recurrent_cell
-from hotfuse.lower.cpu.recurrent.data import Recurrent, Weights, read, tiling, write
+from hotfuse.lower.cpu.recurrent.recurrent_job import Recurrent, Weights, read, tiling, write
 from hotfuse.lower.cpu.tiling import Core, balance
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
