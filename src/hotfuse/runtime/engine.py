@@ -424,6 +424,10 @@ class Engine:
 
     # --- control ---------------------------------------------------------------------------------
 
+    def plain_site(self, count: int) -> Site | None:
+        """Of calls with so many tensors and nothing else, once there is one and they need nothing but an answer."""
+        return self._plain.get(count) if self._threads is None else None
+
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
         return self._background.wait(timeout)
