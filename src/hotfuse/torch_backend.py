@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule  # pyright: ignore[reportPrivateUsage] - Dynamo's graphs are such modules
 
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
@@ -123,6 +124,7 @@ class CompiledGraph:
         self.own_calls = 0
         self.refused = ""
         packed_for_varlen(gm)  # torch cannot run it on the CPU, and the first call runs Dynamo's own graph
+        _LazyGraphModule.force_recompile(gm)  # until its code is made, its `forward` is one that goes through the module each time
         self.own: Callable[..., Any] = gm.forward
         self._module = gm
         self._bound: tuple[torch.Tensor, ...] = ()
