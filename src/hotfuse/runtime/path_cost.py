@@ -54,7 +54,7 @@ def path_seconds(
     nothing = copy(entry)
     nothing.plan = nothing.baseline = _computes_nothing(entry.plan)
     nothing.versions, nothing.effects, nothing.contest, nothing.own = NO_VERSIONS, None, None, False
-    nothing.bare, nothing.next_look = True, sys.maxsize
+    nothing.bare, nothing.next_look, nothing.around = True, sys.maxsize, (around,)
     stand_in = Site(site.spec, 1)
     found = _Cache(_Table(table.select, [Route(nothing)] * len(table.routes), table.native))
     stand_in.mask, stand_in.caches = site.mask, {around & site.mask: cast("InlineCache[Route]", found)}
