@@ -15,16 +15,18 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule  # pyright: ignore[reportPrivateUsage] - Dynamo's graphs are such modules
 
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.base.structure import Spec
 from hotfuse.compile.capture_passes import captured
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec, Captured
@@ -51,21 +53,34 @@ _numbers = itertools.count()
 _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
 
+class Resting(Protocol):
+    """Where it stands how many calls the own code answers before anything is looked up again."""
+
+    resting: int
+
+
+class Never:
+    """Where none does."""
+
+    resting = 0
+
+
+_NEVER = Never()
+
+
 class DynamoModel:
     """One of Dynamo's graphs with the weights that calls brought, as an engine serves it."""
 
     def __init__(self, graph: CompiledGraph, weights: Sequence[torch.Tensor]) -> None:
         self.name = graph.name
         self._graph = graph
-        self._weights = tuple(weights)
-
-    def call(self, *inputs: torch.Tensor) -> Any:
-        """Dynamo's own graph."""
-        return self._graph.own(*self._graph.arguments.put(inputs, self._weights))
+        self.weights = tuple(weights)
+        self.call = graph.arguments.bound(graph.own, weights)
+        """Dynamo's own graph, of the inputs."""
 
     def watched(self) -> ModelGuard:
         """The weights that calls bring, and the graph's constants."""
-        return ModelGuard((), (*self._weights, *self._graph.converted.constants.values()))
+        return ModelGuard((), (*self.weights, *self._graph.converted.constants.values()))
 
     def prepare(self) -> None:
         """There is nothing to wait for."""
@@ -93,7 +108,7 @@ class DynamoModel:
     def _bound(self) -> Capture:
         converted = self._graph.converted
         keys = self._graph.arguments.keys
-        weights: Mapping[str, torch.Tensor] = {**dict(zip(keys, self._weights, strict=True)), **converted.constants}
+        weights: Mapping[str, torch.Tensor] = {**dict(zip(keys, self.weights, strict=True)), **converted.constants}
         watch = ModelGuard((), tuple(weights.values()))
         used = {p.key for p in converted.graph.params}
         return Capture(Captured(converted.graph, {}, {}), {k: w for k, w in weights.items() if k in used}, watch)
@@ -109,26 +124,62 @@ class CompiledGraph:
         self.own_calls = 0
         self.refused = ""
         packed_for_varlen(gm)  # torch cannot run it on the CPU, and the first call runs Dynamo's own graph
+        _LazyGraphModule.force_recompile(gm)  # until its code is made, its `forward` is one that goes through the module each time
         self.own: Callable[..., Any] = gm.forward
-        self.engines: tuple[tuple[Sequence[torch.Tensor], Engine], ...] = ()
+        self._module = gm
+        self._bound: tuple[torch.Tensor, ...] = ()
+        """The last set of weights that an engine was made for."""
+        self.engines: tuple[Engine, ...] = ()
+        """One for each set of weights that calls brought."""
+        self._enter: Callable[..., Any] = self._unbound
+        """Serves a call by the weights that it brings."""
+        self._resting: Resting | None = None
+        """Where it stands how many calls go straight to Dynamo's own graph."""
         self._lock = threading.Lock()
         try:
             self.arguments: Arguments = arguments_of(gm)
             self._weights, self._inputs = _picker(self.arguments.weights_at), _picker(self.arguments.inputs_at)
-            done = capture_dynamo(gm, self.arguments)
-            self.converted = Converted(captured(lambda: Captured(done.graph, {}, {})).graph, done.constants)
+            self.converted = self._convert()
         except HotfuseError as e:
             self._refuse(e.why if isinstance(e, CaptureError) else Why.NOT_CAPTURABLE, str(e))
 
-    def __call__(self, *args: Any) -> Any:
-        """Serve a call as Dynamo makes it."""
-        if not self.refused:
-            weights = self._weights(args)
-            for bound, engine in self.engines:
-                if all(map(operator.is_, bound, weights)):
-                    return engine.serve(self._inputs(args), {})
-            if (engine := self._bind(weights)) is not None:
-                return engine.serve(self._inputs(args), {})
+    def served(self) -> Callable[..., Any]:
+        """What Dynamo calls. While nothing is faster than Dynamo's own graph, calls go straight there until the next look: then a
+        count and two questions are all that being served adds."""
+        own = self.own
+        if self.refused:
+
+            def own_graph(*args: Any) -> Any:
+                self.own_calls += 1
+                return own(*args)
+
+            return own_graph
+
+        def graph(*args: Any) -> Any:
+            resting = self._resting
+            if resting is None:
+                return self._first(args)
+            if resting.resting > 0 and not background_priority.jobs:
+                resting.resting -= 1
+                self.own_calls += 1
+                return own(*args)
+            return self._enter(*args)
+
+        return graph
+
+    def _first(self, args: tuple[Any, ...]) -> Any:
+        """A call before it is known where such calls are told that the graph's own code is best."""
+        result = self._enter(*args)
+        if self._resting is None and len(self.engines) == 1:
+            self._resting = self.engines[0].plain_site(len(self.arguments.inputs_at))
+        return result
+
+    def _unbound(self, *args: Any) -> Any:
+        """A call with weights that no call has brought before."""
+        if (changing := self._changing(self._weights(args))):
+            self._open(changing)
+        if (engine := self._bind(self._weights(args))) is not None:
+            return engine.serve(self._inputs(args), {})
         self.own_calls += 1
         return self.own(*args)
 
@@ -140,12 +191,50 @@ class CompiledGraph:
                 return None
             owner = object()  # of its jobs; not the graph itself, which would then hold itself
             settings = self.settings
+            model = DynamoModel(self, weights)
             engine = Engine(
-                DynamoModel(self, weights), lambda graph, tensors: compile_tier0(graph, tensors, settings),
+                model, lambda graph, tensors: compile_tier0(graph, tensors, settings),
                 lambda job: service().submit(job, owner), settings, self.log, Units(settings),
             )
-            self.engines = (*self.engines, (weights, engine))
+            self._enter = self.arguments.entrance(weights, engine.serve, self._enter)
+            self.engines, self._bound = (*self.engines, engine), model.weights
+            if len(self.engines) > 1 or settings.threads is not None:  # what is best of one instance says nothing of another
+                self._resting = _NEVER
             return engine
+
+    def _changing(self, weights: Sequence[torch.Tensor]) -> frozenset[str]:
+        """Keys of what a call brings another one of than the last set of weights has, where none of that is a parameter."""
+        if not self.engines:
+            return frozenset()
+        others = [(k, w) for k, w, bound in zip(self.arguments.keys, weights, self._bound, strict=True) if w is not bound]
+        return frozenset() if any(isinstance(w, torch.nn.Parameter) for _, w in others) else frozenset(k for k, _ in others)
+
+    def _open(self, keys: frozenset[str]) -> None:
+        """What calls bring another one of each time is an input from here on: tensors that a module keeps in its attributes are
+        the same ones in every call for Dynamo, and a recurrent state is not."""
+        with self._lock:
+            if not keys <= frozenset(self.arguments.keys):  # somebody else was here
+                return
+            before = self.arguments
+            self.arguments = before.opened(keys)
+            try:
+                converted = self._convert()
+            except HotfuseError as e:
+                self.arguments = before
+                self.log.decide(Action.KEEP, Why.NOT_CAPTURABLE, self.name, because=str(e).splitlines()[0])
+                return
+            self.log.decide(Action.NOTICE, Why.STATEFUL, self.name, state=", ".join(sorted(keys))[:200],
+                            what="calls bring other tensors than the last ones: inputs from here on")  # fmt: skip
+            self.converted = converted
+            self._weights, self._inputs = _picker(self.arguments.weights_at), _picker(self.arguments.inputs_at)
+            dropped, self.engines, self._enter, self._resting = self.engines, (), self._unbound, None
+        for engine in dropped:
+            engine.close()
+
+    def _convert(self) -> Converted:
+        """Dynamo's graph with the arguments as they are known; raises CaptureError."""
+        done = capture_dynamo(self._module, self.arguments)
+        return Converted(captured(lambda: Captured(done.graph, {}, {})).graph, done.constants)
 
     def _refuse(self, why: Why, text: str) -> None:
         self.refused = text
@@ -153,7 +242,7 @@ class CompiledGraph:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
-        return all([engine.wait(timeout) for _, engine in self.engines])
+        return all([engine.wait(timeout) for engine in self.engines])
 
 
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -172,13 +261,13 @@ def hotfuse_backend(
     if mode is not None and MODES[mode]:
         compiled.log.decide(Action.KEEP, Why.NO_EFFECT, compiled.name, mode=mode, because=MODES[mode])
     _graphs.add(compiled)
-    return compiled
+    return compiled.served()
 
 
 def explain_compiled(*, full: bool = False) -> Explanation:
     """Every graph that `torch.compile` gave us in this process and that is still in use; `full` as in `Jit.explain`."""
     graphs = sorted(_graphs, key=lambda g: int(g.name.removeprefix("graph")))
-    told = [(g, explain_engine(e).to_dict()) for g in graphs for _, e in g.engines]
+    told = [(g, explain_engine(e).to_dict()) for g in graphs for e in g.engines]
     sites = [{**site, "call": f"{g.name}: {site['call']}"} for g, data in told for site in data["sites"]]
     sites += [{"call": g.name, "pending": False, "dispatch": [], "refused": [g.refused] if g.refused else [], "plans": []}
               for g in graphs if not g.engines]  # fmt: skip
@@ -209,7 +298,7 @@ def explain_compiled(*, full: bool = False) -> Explanation:
 def compiled_plans() -> tuple[ServedPlan, ...]:
     """What serves such graphs now, as values (`Jit.plans`)."""
     graphs = sorted(_graphs, key=lambda g: int(g.name.removeprefix("graph")))
-    return tuple(plan for g in graphs for _, engine in g.engines for plan in plans_of(engine))
+    return tuple(plan for g in graphs for engine in g.engines for plan in plans_of(engine))
 
 
 def _summed(each: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from hotfuse import torch_backend
 from hotfuse.ir.text import show
 from hotfuse.torch_backend import explain_compiled, hotfuse_backend, wait_compiled
 
@@ -54,11 +56,12 @@ def test_the_entry_point_is_registered() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_graphs_are_named_by_what_they_compute(dynamic: bool) -> None:
+def test_graphs_are_named_by_what_they_compute(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier process kept of a graph is found by its text, whatever else was compiled before it there and here."""
     models = [nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)).eval()]
     met: list[Any] = []
     seen: list[set[str]] = []
+    monkeypatch.setattr(torch_backend, "_graphs", weakref.WeakSet())
 
     def keeping(gm: Any, inputs: Any) -> Any:
         met.append(hotfuse_backend(gm, inputs, options=INLINE))
@@ -70,7 +73,7 @@ def test_graphs_are_named_by_what_they_compute(dynamic: bool) -> None:
         with torch.no_grad():
             for fast in compiled:
                 fast(torch.randn(3, 8))
-        seen.append({show(g.converted.graph) for g in met})
+        seen.append({show(g.converted.graph) for g in torch_backend._graphs})
         met.clear()
     assert seen[0] == seen[1] and len(seen[0]) == 2
 

@@ -250,7 +250,7 @@ def test_calls_under_way_are_over_before_anything_is_computed(
 def test_calls_beside_computing_are_no_rounds() -> None:
     plan: Any = object()
     contest = PlanContest(plan, plan)
-    entry: Any = SimpleNamespace(contest=contest, effects=None)
+    entry: Any = SimpleNamespace(contest=contest, effects=None, counted=False)
     assert turn_of(entry, plan, (), (), grad=False) is not None
     with team.in_background(1):
         assert turn_of(entry, plan, (), (), grad=False) is None

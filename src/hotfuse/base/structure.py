@@ -85,8 +85,10 @@ def take_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
 @functools.lru_cache(maxsize=4096)
 def count_tensor(n: int) -> torch.Tensor:
     """A tensor without elements whose first size is a count."""
-    with torch.inference_mode(False):
-        return torch.empty((n, 0), dtype=torch.bool)
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return torch.empty((n, 0), dtype=torch.bool)
+    return torch.empty((n, 0), dtype=torch.bool)  # entering and leaving the mode takes longer, and a count that goes on is new each time
 
 
 class Taker:
@@ -175,6 +177,11 @@ def held_by_objects(spec: Spec) -> frozenset[int]:
 
     walk(spec, inside=False)
     return frozenset(found)
+
+
+def counts_in(spec: Spec) -> bool:
+    """Whether objects hold a count."""
+    return spec.kind == COUNT.kind or any(map(counts_in, spec.children))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ sizes, which it passes beside the tensors that have them, are read off those.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,9 @@ from hotfuse.ir.hash import structural_hash
 
 _STATIC = "_dynamo_static_input_type"
 """What Dynamo notes of a tensor that is the same object in every call."""
+
+
+Serve = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,39 @@ class Arguments:
         """Where the inputs stand."""
         return tuple(i for i, p in enumerate(self.places) if isinstance(p, int))
 
-    def put(self, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[Any]:
-        """All of them, from inputs and weights."""
-        left = iter(weights)
-        return [next(left) if isinstance(p, str) else inputs[p] if isinstance(p, int) else inputs[p.input].shape[p.dim]
-                for p in self.places]  # fmt: skip
+    def opened(self, keys: Collection[str]) -> Arguments:
+        """With these weights as inputs: calls were seen to bring others each time."""
+        inputs = [i for i, p in enumerate(self.places) if isinstance(p, int) or p in keys]
+        numbers = {i: n for n, i in enumerate(inputs)}
+        at = self.inputs_at
+        return Arguments(tuple(numbers[i] if i in numbers else Size(numbers[at[p.input]], p.dim) if isinstance(p, Size) else p
+                               for i, p in enumerate(self.places)))  # fmt: skip
+
+    def bound(self, own: Callable[..., Any], weights: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        """Dynamo's own graph as a function of the inputs, in one expression: what it adds is part of what the graph's own code is
+        measured to take, and small graphs take a microsecond."""
+        left = iter(range(len(weights)))
+        passed = [f"w{next(left)}" if isinstance(p, str) else f"i{p}" if isinstance(p, int) else f"i{p.input}.shape[{p.dim}]"
+                  for p in self.places]  # fmt: skip
+        inputs = [f"i{n}" for n in range(len(self.inputs_at))]
+        return _made(["own", *_names(weights)], f"lambda {', '.join(inputs)}: own({', '.join(passed)})")(own, *weights)
+
+    def entrance(self, weights: Sequence[torch.Tensor], serve: Serve, others: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of Dynamo's arguments: calls that bring these weights are served with their inputs, others go to `others`."""
+        given = ", ".join(f"p{i}" for i in range(len(self.places)))
+        inputs = "".join(f"p{i}, " for i in self.inputs_at)
+        same = " and ".join(f"p{i} is w{n}" for n, i in enumerate(self.weights_at)) or "True"
+        source = f"lambda {given}: serve(({inputs}), {{}}) if {same} else others({given})"
+        return _made(["serve", "others", *_names(weights)], source)(serve, others, *weights)
+
+
+def _names(weights: Sequence[torch.Tensor]) -> list[str]:
+    return [f"w{n}" for n in range(len(weights))]
+
+
+def _made(names: Sequence[str], source: str) -> Callable[..., Callable[..., Any]]:
+    """A function that makes the function of some source text with these names bound; the text has numbers and our names alone."""
+    return eval(f"lambda {', '.join(names)}: {source}", {})
 
 
 def arguments_of(gm: fx.GraphModule) -> Arguments:

@@ -20,7 +20,7 @@ from hotfuse.backends import registry
 from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.base.events import Action, Why
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
+from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, counts_in, describe
 from hotfuse.compile.device.late_checks import unsafe_behind_reads
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.paths.reads import Path
@@ -240,7 +240,7 @@ class GraphAdmission:
             key, facts, plan, plan, done.weights, builder(result_spec), bare, call.grad_mode,
             (usual(call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key), done.captured.notes,
         )
-        entry.effects = effects
+        entry.effects, entry.counted = effects, counts_in(site.spec)
         followed = recalled.calls.paths if recalled is not None else call.paths
         entry.balance = PathBalance(done.captured.paths, followed or ()) if done.captured.paths else None
         entry.repeats = InputRepeats(len(graph.inputs) if self._settings.watch else 0)

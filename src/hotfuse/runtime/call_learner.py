@@ -16,12 +16,15 @@ from hotfuse.base.debug import CALLS, say
 from hotfuse.native.call_context import Around
 from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
 from hotfuse.runtime.observe.obstacle_log import ObstacleLog
+from hotfuse.runtime.path_cost import Serve, path_seconds
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.serve.answering import Turn
+from hotfuse.runtime.serve.dispatch import DispatchTable
 from hotfuse.runtime.serve.gradients import Gradients
-from hotfuse.runtime.site import Entry, Site
+from hotfuse.runtime.site import Entry, Route, Site
+from hotfuse.runtime.tally import Tally
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.own_code import compare, decided, rest
@@ -36,7 +39,7 @@ class CallLearner:
 
     def __init__(
         self, plans: Plans, gradients: Gradients, improver: Improver | None, obstacles: ObstacleLog, context: Callable[[], Around],
-        harden: Callable[[], None],
+        harden: Callable[[], None], serve: Serve, tally: Tally,
     ) -> None:  # fmt: skip
         self._plans, self._gradients, self._improver, self._obstacles = plans, gradients, improver, obstacles
         self._settings, self._log = plans.settings, plans.log
@@ -44,35 +47,45 @@ class CallLearner:
         """What asks for what is around a call, as it is just now."""
         self._harden = harden
         """Has that compiled; the first hot call asks for it."""
+        self._serve, self._tally = serve, tally
+        self.outside_s: Callable[[], float] = lambda: 0.0
+        """What who serves around the engine adds to calls in plans, and not to those that go straight to the own code."""
         self.concurrency = Concurrency()
 
     def _dispatch_s(self, site: Site, entry: Entry, leaves: Sequence[torch.Tensor]) -> float:
-        """What a call in a plan takes before the plan runs: measured on a real call, once, and again when it is asked natively."""
+        """What a call in a plan takes besides the plan: measured on a real call, once, and again when it is asked natively."""
         seconds, native = entry.dispatch_s
-        cache, watch, gradients = site.cache(entry.grad_mode), self._plans.watch, torch.is_grad_enabled()
+        cache = site.cache(entry.grad_mode)
         if cache is not None and (not seconds or native is not cache.table.native):
-            table, around = cache.table, self._context()
-            times: list[float] = []
-            for _ in range(DISPATCHES):
-                begin = time.perf_counter()
-                around()
-                table.select(*leaves)
-                if watch is not None:
-                    watch.unchanged()
-                if gradients:
-                    self._gradients.link(entry.links, watch, leaves)
-                times.append(time.perf_counter() - begin)
-            seconds = median(times)
-            entry.dispatch_s = (seconds, table.native)
+            if torch.is_grad_enabled():  # results hang on a node of autograd, which is part of what a plan takes
+                seconds = self._looked_up_s(cache.table, entry, leaves)
+            else:
+                around = self._context()()
+                seconds = path_seconds(self._serve, self._tally.mine, site, entry, leaves, around) or 0.0
+            seconds += self.outside_s()
+            entry.dispatch_s = (seconds, cache.table.native)
         return seconds
 
+    def _looked_up_s(self, table: DispatchTable[Route], entry: Entry, leaves: Sequence[torch.Tensor]) -> float:
+        """What finding the plan of a call with gradients enabled takes."""
+        watch, around, times = self._plans.watch, self._context(), list[float]()
+        for _ in range(DISPATCHES):
+            begin = time.perf_counter()
+            around()
+            table.select(*leaves)
+            if watch is not None:
+                watch.unchanged()
+            self._gradients.link(entry.links, watch, leaves)
+            times.append(time.perf_counter() - begin)
+        return median(times)
+
     def compared(
-        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, look_s: float
-    ) -> None:
-        """A call was half of a round, and took so long; looking at it took `look_s` besides."""
+        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, finish_s: float, look_s: float,
+    ) -> None:  # fmt: skip
+        """A call was half of a round, and took so long; making its result took `finish_s`, looking at it `look_s` besides."""
         judge = turn.of
         if turn.answers is not None and (entry.reference(judge.version) is None if isinstance(judge, Audit) else judge.own):
-            spent += self._dispatch_s(site, entry, leaves)
+            spent += self._dispatch_s(site, entry, leaves) + finish_s  # the own code's results are made
         if isinstance(judge, Audit):
             if judge.took(entry.calls, turn.key, turn.side, spent, look_s):
                 self._plans.withdraw_slower(site, entry, judge)
@@ -81,6 +94,12 @@ class CallLearner:
         judge.took(turn.key, turn.side, spent)
         if judge.trial is not None and judge is entry.contest and judge.new is entry.baseline:
             decided(entry, judge, judge.trial, self._log, self._plans.model.name)
+
+    def pass_by(self, entry: Entry, spent: float, since: int) -> None:
+        """A short call that is half of a round: it counts, and nothing that takes longer than itself is done behind it."""
+        entry.heat += since
+        entry.seconds += spent * since
+        entry.next_look = 0 if entry.contest is not None else entry.calls + 1
 
     def learn(
         self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor], signature: Signature, spent: float, since: int,
@@ -104,7 +123,7 @@ class CallLearner:
         entry.callers.note(threading.get_ident())
         if self._improver is not None:
             self._improver.consider(site, entry, plan)
-        compare(entry, self._settings)
+        compare(site, entry, self._settings)
         if entry.heat >= self._settings.hot_calls:
             watch = self._plans.watch
             watching = watch.hardening_jobs() if watch is not None else ()

@@ -45,6 +45,8 @@ from hotfuse.runtime.weights.model_guard import WeightChange
 MAX_SITES = 64
 MAX_RAISED = 16
 """Calls of one kind that raised when they were to be captured, after which sizes that did so are not looked at again."""
+MOST_REST_S = 0.02
+"""Time in which calls of a site where nothing can be captured are not looked at, at most."""
 RESTING_CALLS = 15
 """Calls between two looks at a site of which nothing can be captured, or nothing new is seen while that is done: a look costs some
 15 us, a call without one less than 2."""
@@ -116,8 +118,8 @@ class Capturer:
         if wanted is None:
             begin = time.perf_counter()
             result = self._own_code(*args, **kwargs)
-            if time.perf_counter() - begin < LONG_S:
-                self._rest(spec)
+            if (seconds := time.perf_counter() - begin) < LONG_S:
+                self._rest(spec, seconds)
             return result
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
@@ -249,9 +251,10 @@ class Capturer:
             group.followed, group.captures, self._plans.captures = group.followed - 1, group.captures - 1, self._plans.captures - 1
             group.paths = ()
 
-    def _rest(self, spec: Spec) -> None:
+    def _rest(self, spec: Spec, seconds: float) -> None:
         """Where nothing of a site can be captured, its next calls go straight to the model's own code: to find that out again takes
-        longer than a small model. What made it so, and kinds of calls that are new, are looked at a few calls later. So do calls
+        longer than a small model. What made it so, and kinds of calls that are new, are looked at a few calls later, and the
+        longer it has been so, the more calls, up to `MOST_REST_S`. So do calls
         whose capture is under way, once their sizes have shown for a while what they will be; they are counted all the same.
         """
         site = self._plans.sites.get(spec)
@@ -259,7 +262,8 @@ class Capturer:
             return
         groups = list(site.groups.values())
         if all(g.refused and not g.pending for g in groups):
-            site.resting = RESTING_CALLS
+            longest = int(MOST_REST_S / max(seconds, 1e-7))
+            site.resting = max(RESTING_CALLS, min(groups[0].noted // 8, longest)) if groups else RESTING_CALLS
         elif len(groups) == 1 and groups[0].pending and groups[0].nothing_new > RESTING_CALLS:
             with self._plans.lock:
                 if groups[0].pending and not site.entries:  # what has just been captured would be passed by

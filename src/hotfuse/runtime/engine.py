@@ -53,6 +53,9 @@ from hotfuse.specialize.table import TIER1
 _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256
 """Combinations of argument names that are looked up in one step: names come in any order."""
+SHORT_S, LEARNED_ONCE_IN = 2e-4, 8
+"""Of short calls that are compared, one in so many is learned from, too: that takes several times as long as such a call, and finds
+its way out of every cache. Python code suffers more from that than a native plan, so a plan would win that is slower in use."""
 MOST_LOOK_S = 1e-3
 """What a look counts for at most: what takes longer was interrupted, or did something that is not done again."""
 _around: Around = asked_in_python
@@ -115,7 +118,8 @@ class Engine:
         self._capturer.own_answers = self._teller.below
         self._threads = settings.threads
         self._clock = itertools.count(1)
-        self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden)
+        self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden,
+                                    self.serve, self._tally)  # fmt: skip
         self.concurrency = self._learner.concurrency
         if settings.capture == "off":
             log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
@@ -398,19 +402,24 @@ class Engine:
                 raise
             return self._answered_instead((site, entry, answer, e), leaves, args, kwargs, counts)
         counts.answered(-1 if answer is None else answer.tier)
+        finishing = time.perf_counter()
         if effects is not None and answer is not None:
             result = effects.finish(outs, leaves, holders)
         else:
             result = outs if answer is None else outs[0] if entry.bare else entry.rebuild(outs)
+        finish_s = time.perf_counter() - finishing
         self.log.span("calls", "own code" if answer is None else f"tier {answer.tier}", began, call=number)
         counts.looked_at += 1
         try:
-            self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)
+            if turn is not None and spent < SHORT_S and number % LEARNED_ONCE_IN:
+                self._learner.pass_by(entry, spent, since)
+            else:
+                self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)
             if turn is not None:
-                self._learner.compared(site, entry, turn, leaves, spent, time.perf_counter() - entered - spent)
+                self._learner.compared(site, entry, turn, leaves, spent, finish_s, time.perf_counter() - entered - spent - finish_s)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
-            entry.look_s += (min(time.perf_counter() - entered - spent, MOST_LOOK_S) - entry.look_s) / 8
+            entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MOST_LOOK_S) - entry.look_s) / 8
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self.log.count("learning_faults")
             self.log.decide(Action.KEEP, Why.LEARNING_FAILED, self.model.name, because=f"{type(e).__name__}: {e}")
@@ -423,6 +432,22 @@ class Engine:
             self._in_background(_harden)
 
     # --- control ---------------------------------------------------------------------------------
+
+    def plain_site(self, count: int) -> Site | None:
+        """Of calls with so many tensors and nothing else, once there is one and they need nothing but an answer."""
+        return self._plain.get(count) if self._threads is None else None
+
+    def only_site(self) -> Site | None:
+        """The same of calls of any structure, where all so far had the same one."""
+        return next(iter(self.sites.values())) if len(self.sites) == 1 and self._threads is None else None
+
+    def answered_outside(self) -> None:
+        """Who serves around this engine answered a call with the model's own code, as the call's site says."""
+        self._tally.mine.module_calls += 1
+
+    def around_plans(self, seconds: Callable[[], float]) -> None:
+        """What who serves around this engine adds to calls in plans, and not to those that it answers itself."""
+        self._learner.outside_s = seconds
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from torch.compiler import is_compiling
 
 from hotfuse.base.events import Action, Why
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.structure import take_call
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.frontends.lifted_state import (
     Keeper,
     KeptValues,
@@ -34,6 +38,7 @@ from hotfuse.frontends.lifted_state import (
 )
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.serve.effects import is_small, same_bits
+from hotfuse.runtime.site import Site
 
 MAX_LOOKS = 8
 """Calls that are looked at for what they change, behind each capture that ended so."""
@@ -87,6 +92,8 @@ class StateServing:
         self._owners: list[Owner] = []
         self._keepers: list[Keeper] = []
         self._generation = -1
+        self._site: Site | None = None
+        """Of the engine with state, where that has one and no other: it says how many calls the model's own code answers."""
         self._turn = threading.RLock()
         plain.undecided = lambda: self.serve != (self._observed if plain.told_limits else plain.serve)
         _ALL.add(self)
@@ -154,6 +161,7 @@ class StateServing:
         model.training = self._target.training
         self._model, self._generation = model, -1
         self.engine = self._lift(model)
+        self.engine.around_plans(self._outside_s)
         names = ", ".join((*model.places, *model.attributes))[:200]
         self._plain.log.decide(Action.NOTICE, Why.STATEFUL, self._plain.model.name, state=names,
                                what="what a call changes is an argument and a result of the graph from here on")  # fmt: skip
@@ -172,9 +180,16 @@ class StateServing:
             engine = self.engine
             if self._generation != engine.plans.generation and not self._find():
                 return self._plain.serve(args, kwargs)
+            if (site := self._site) is not None and site.resting > 0 and not background_priority.jobs:
+                site.resting -= 1
+                engine.answered_outside()
+                return self._target(*args, **kwargs)
             state = [owner[name] for owner, name in self._owners]
             if not self._keepers:
-                return engine.serve((*state, *args), kwargs)
+                result = engine.serve((*state, *args), kwargs)
+                if self._site is None:
+                    self._site = engine.only_site()
+                return result
             return self._with_kept(engine, (*state, kept_in(self._keepers)), args, kwargs)
         except StateGone as e:
             self._give_up(f"it has no attribute {e} any more")
@@ -185,10 +200,26 @@ class StateServing:
     def _with_kept(self, engine: Engine, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same where calls set attributes: what the object holds behind the call is put there."""
         result = engine.serve((*state, *args), kwargs)
+        if self._site is None:
+            self._site = engine.only_site()
         for (owner, name), value in zip(self._keepers, vars(state[-1]).values(), strict=True):
             if owner.get(name) is not value:
                 owner[name] = value
         return result
+
+    def _outside_s(self) -> float:
+        """What having the state among the arguments takes: calls that go straight to the model's own code have none of that, nor
+        of looking for the attributes, which the own code does where the two are compared."""
+        times, model = list[float](), self._model
+        for _ in range(MAX_LOOKS + 1):
+            begin = time.perf_counter()
+            state = [owner[name] for owner, name in self._owners]
+            if self._keepers:
+                take_call((*state, kept_in(self._keepers)), {})
+                if model is not None:
+                    model.keepers()
+            times.append(time.perf_counter() - begin)
+        return median(times)
 
     def _find(self) -> bool:
         """Where the state is, in the model as it is now; False where it is no more."""
@@ -210,7 +241,7 @@ class StateServing:
         self._let_go()
 
     def _let_go(self) -> None:
-        engine, self.engine, self._model = self.engine, self._plain, None
+        engine, self.engine, self._model, self._site = self.engine, self._plain, None, None
         if engine is not self._plain:
             engine.close()
 

@@ -158,6 +158,8 @@ class Entry:
     dispatch_s: tuple[float, bool] = (0.0, False)
     """What finding a plan for a call takes, which calls that go straight to the own code do not pay; and whether native code
     was asked."""
+    lost_by_dispatch: bool = False
+    """The own code won by what Python takes to find a plan: that is decided again when native code does."""
     contest: PlanContest | None = None
     """A race on live calls: while it is open every call is looked at."""
     audits: dict[Signature | None, Audit] = field(default_factory=dict[Signature | None, Audit])
@@ -173,6 +175,8 @@ class Entry:
     callers: Callers = field(default_factory=Callers)
     won: dict[AttemptKey, WonRace] = field(default_factory=dict[AttemptKey, "WonRace"])
     """What specializations saved in the race before they were deployed."""
+    counted: bool = False
+    """Some of its sizes are counts that objects hold, which may be others in every call."""
     repeats: InputRepeats = field(default_factory=lambda: InputRepeats(0))
     """Which inputs calls bring again."""
 

@@ -29,9 +29,9 @@ class Turn:
 
 
 def alike(entry: Entry, signature: Signature) -> Signature:
-    """Sizes of calls that make rounds together. Where a cache grows no call has the sizes of another one, so none of a text would
-    ever end a round: lengths that are as long but for a factor of two count as one."""
-    grows = entry.effects is not None and entry.effects.grown
+    """Sizes of calls that make rounds together. Where a cache grows, or a count goes on, no call has the sizes of another one, so
+    none would ever end a round: lengths that are as long but for a factor of two count as one."""
+    grows = entry.counted or (entry.effects is not None and entry.effects.grown)
     return tuple(n.bit_length() for n in signature) if grows else signature
 
 

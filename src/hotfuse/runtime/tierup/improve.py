@@ -100,7 +100,7 @@ class Improver:
             self._attempt(entry, TIER1, partial(self._known, entry, recalled))
 
         def hot() -> None:
-            compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
+            compare(site, entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
             self.consider(site, entry, entry.plan, threads)
             self._plans.in_background(specializing)  # behind what has just begun
 

@@ -18,8 +18,15 @@ LONG_S = QUIET_S / 5
 """Calls that take longer are marked as calls under way, which costs nothing beside them."""
 
 
-def compare(entry: Entry, settings: Settings) -> None:
-    """Have live calls decide between the model's own code and the baseline, once a captured graph is called often."""
+def compare(site: Site, entry: Entry, settings: Settings) -> None:
+    """Have live calls decide between the model's own code and the baseline, once a captured graph is called often; and once more
+    when a plan is found in native code, where the own code won while Python looked for it."""
+    if entry.lost_by_dispatch and entry.contest is None and not entry.improving and entry.plan is entry.baseline:
+        cache = site.cache(entry.grad_mode)
+        if cache is not None and cache.table.native:
+            entry.lost_by_dispatch = False
+            entry.open(PlanContest(entry.baseline, entry.baseline, own=True))
+        return
     recalled = entry.own and entry.improving  # the plan of an earlier process is about to race with the own code
     undecided = entry.own_ratio is None and entry.contest is None and entry.plan is entry.baseline and not recalled
     if undecided and settings.capture == "background" and entry.heat >= settings.hot_calls:
@@ -33,6 +40,8 @@ def decided(entry: Entry, contest: PlanContest, trial: Trial, log: EventLog, nam
         return
     entry.own = not (trial.won if trial.decided else trial.new_us < trial.old_us)
     entry.own_ratio = ratio
+    seconds, native = entry.dispatch_s
+    entry.lost_by_dispatch = entry.own and not native and trial.new_us - seconds * 1e6 < trial.old_us
     action, why = (Action.REFUSE, Why.NOT_FASTER) if entry.own else (Action.KEEP, Why.FASTER)
     log.decide(action, why, name, tier=0, us_before=round(trial.old_us, 1), us_after=round(trial.new_us, 1), rounds=trial.rounds,
                race=trial.by, certain=trial.decided, against="the model's own code")  # fmt: skip
