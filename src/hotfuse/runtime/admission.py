@@ -73,6 +73,8 @@ class CallSample:
     """Threads of torch's that it was served with."""
     path: Path | None = None
     """What the model's Python read of its tensors, where that was recorded."""
+    waited_s: float = 0.0
+    """How long its capture waited for a first plan (`runtime.capture_turn`)."""
 
 
 class GraphAdmission:
@@ -158,8 +160,9 @@ class GraphAdmission:
                 call = replace(call, paths=_paths(further, sample.path))
                 if recalled is not None and recalled.is_narrower(call, own, self._plans.generation):
                     call, varied = recalled.calls, [set(t.dynamic) for t in recalled.calls.inputs]
+                behind = {"behind_a_first_plan_s": round(sample.waited_s, 2)} if sample.waited_s else {}
                 self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
-                                 dynamic=str([sorted(v) for v in varied]))
+                                 dynamic=str([sorted(v) for v in varied]), **behind)
             if recalled is not None and not recalled.holds(call, self._plans.generation):
                 recalled = None
                 self._log.count("not_recalled")

@@ -25,6 +25,7 @@ from hotfuse.machine import team
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.runtime.admission import MAX_FOLLOWED, CallSample, GraphAdmission
 from hotfuse.runtime.background import Background
+from hotfuse.runtime.capture_turn import CaptureTurn
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import HasState, Plans
 from hotfuse.runtime.returning_values import SAID, ReturningValues
@@ -90,6 +91,8 @@ class Capturer:
         """Why calls are never captured whatever the model is, by what counts them."""
         self.own_answers: Callable[[], None] = lambda: None
         """Told of every call that the model's own code answers."""
+        self.turn: CaptureTurn | None = None
+        """Has captures wait for the first plan of a graph that is there, where they have a queue of their own."""
         self.graphs = GraphAdmission(plans, compile)
 
     def after_fork(self) -> None:
@@ -186,13 +189,19 @@ class Capturer:
 
     def _next_capture(self) -> None:
         """Of the captures that wait, the one whose calls took the most time since they were met: a worker that is to be started
-        takes seconds, and by then the steps of a text have been called a hundred times, its prompt once."""
+        takes seconds, and by then the steps of a text have been called a hundred times, its prompt once. One that an earlier
+        process made asks no worker, and so waits for nothing."""
+        waited = 0.0
+        if self.turn is not None and not any(q.recalled for q in list(self._queued)):
+            waited = self.turn.wait(lambda: sum(q.group.noted for q in list(self._queued)))
         if len(self._queued) > 1 or not all(q.recalled for q in list(self._queued)):
             with contextlib.suppress(HotfuseError):  # which the capture tells of
                 self._model.prepare()
         with self._plans.lock:
-            hottest = max(self._queued, key=lambda q: (q.group.noted - q.sample.number) * q.sample.seconds)
+            kept = [q for q in self._queued if q.recalled] if self.turn is not None else []
+            hottest = max(kept or self._queued, key=lambda q: (q.group.noted - q.sample.number) * q.sample.seconds)
             self._queued.remove(hottest)
+            hottest.sample.waited_s = waited
         hottest.capture()
 
     def other_path(

@@ -34,6 +34,7 @@ from hotfuse.native.call_context import Around, asked_in_python, native_around, 
 from hotfuse.native.toolchain import keep_in
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.call_learner import CallLearner
+from hotfuse.runtime.capture_turn import CaptureTurn
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe.obstacle_log import ObstacleLog
@@ -106,6 +107,8 @@ class Engine:
             graphs, improver = self._capturer.graphs, self._improver
             graphs.admitted, graphs.take_up = improver.admitted, improver.take_up
             graphs.remembered, graphs.ahead = improver.remembered, improver.ahead
+            if captures is not None:
+                self._capturer.turn = CaptureTurn(improver.calls_before_first_plans)
         self._known = KnownStructures()
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""

@@ -130,6 +130,12 @@ class Pool:
         return bool(self._queue) or any(s.running is not None for s in list(self._slots))
 
     @property
+    def room(self) -> bool:
+        """Whether a worker would begin with what is submitted now."""
+        with self._lock:
+            return len(self._queue) + self._running() < self.size
+
+    @property
     def workers(self) -> list[Worker]:
         """Those that run now."""
         return [w for s in list(self._slots) if (w := s.worker) is not None and w.alive]

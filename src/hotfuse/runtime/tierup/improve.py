@@ -160,6 +160,17 @@ class Improver:
         """Whether a first plan of kernels is still to come, or was not asked for yet: everything else waits for it."""
         return entry.trying == TIER1 or (entry.plan is entry.baseline and TIER1 not in entry.refused)
 
+    def calls_before_first_plans(self) -> int | None:
+        """Calls so far of the graphs whose first plan of kernels is being made, or is about to be as they have shown that they are
+        hot; None where there is no such graph."""
+        hot_calls = self._plans.settings.hot_calls
+        low = [
+            e for site in list(self._plans.sites.values()) for e in site.entries
+            if e.plan is e.baseline and not e.replaced and TIER1 not in e.refused
+        ]  # fmt: skip
+        low = [e for e in low if e.trying == TIER1 or is_hot(e.heat, e.seconds, hot_calls, len(e.baseline.graph.nodes))]
+        return sum(e.calls for e in low) if low and not self._plans.closed else None
+
     def consider(self, site: Site, entry: Entry, plan: Plan, threads: int = 0) -> None:
         """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something.
 
