@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hotfuse.compile.device.pace import LONGEST_REST_S, Pace
+from hotfuse.compile.device.pace import LONGEST_REST_S, RestingPace
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 
 def test_a_rest_is_as_long_as_several_measurements_and_does_not_count() -> None:
     clock = Clock()
-    pace = Pace(5.0, lambda: clock.at, clock.sleep)
+    pace = RestingPace(5.0, lambda: clock.at, clock.sleep)
     assert pace(lambda: clock.measured(0.01)) == 0.01
     assert pace(lambda: clock.measured(2.0)) == 2.0
     assert clock.slept == pytest.approx([0.05, LONGEST_REST_S]) and pace.busy_s == pytest.approx(2.01)
@@ -30,7 +30,7 @@ def test_a_rest_is_as_long_as_several_measurements_and_does_not_count() -> None:
 
 def test_a_measurement_that_fails_counts_too() -> None:
     clock = Clock()
-    pace = Pace(5.0, lambda: clock.at, clock.sleep)
+    pace = RestingPace(5.0, lambda: clock.at, clock.sleep)
 
     def fails() -> float:
         clock.measured(0.02)
@@ -43,6 +43,6 @@ def test_a_measurement_that_fails_counts_too() -> None:
 
 def test_a_first_plan_is_in_a_hurry() -> None:
     clock = Clock()
-    pace = Pace(0.0, lambda: clock.at, clock.sleep)
+    pace = RestingPace(0.0, lambda: clock.at, clock.sleep)
     pace(lambda: clock.measured(1.0))
     assert not clock.slept and pace.busy_s == 1.0

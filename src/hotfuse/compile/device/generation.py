@@ -24,7 +24,7 @@ from hotfuse.cache.address import digest
 from hotfuse.compile.device.described import described, untaught
 from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
-from hotfuse.compile.device.pace import RESTS, Pace, idle
+from hotfuse.compile.device.pace import RESTS, RestingPace, idle
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import BEFORE_CALLS, DeviceTrial, Differ, tried
 from hotfuse.compile.device.tried_groups import (
@@ -123,7 +123,7 @@ class Generation:
         self.name = torch.cuda.get_device_name(device)
         self.kept = remembered_kernels(show(graph), f"{self.name} {self.target.arch}", settings, tf32=tf32_allowed())
         self.few = job.few and not self.kept.tilings
-        self.pace = Pace(0.0 if job.few else RESTS)
+        self.pace = RestingPace(0.0 if job.few else RESTS)
         with self._phase("grouping"):
             header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph), folded)).result())
         self.foldable = bool(header["foldable"]) and not folded

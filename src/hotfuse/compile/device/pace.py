@@ -24,7 +24,7 @@ def idle(seconds: float) -> None:
         time.sleep(seconds)
 
 
-class Pace:
+class RestingPace:
     """Runs measurements, and adds up what they took."""
 
     def __init__(

@@ -16,7 +16,7 @@ import torch
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.compile.device.pace import Pace
+from hotfuse.compile.device.pace import RestingPace
 from hotfuse.machine.device_clock import DeviceTimer
 
 Run = Callable[[], Sequence[Any]]
@@ -79,7 +79,7 @@ def _in_turns(runs: Sequence[Run]) -> Run:
 
 
 def tried(
-    library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Differ, device: torch.device, pace: Pace
+    library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Differ, device: torch.device, pace: RestingPace
 ) -> DeviceTrial:
     """Run all of them on the device, in turns.
 
