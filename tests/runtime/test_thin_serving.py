@@ -81,7 +81,7 @@ def test_dynamos_graph_runs_in_code_that_is_made(graphs: list[CompiledGraph]) ->
     assert "lazy" not in graphs[0].own.__name__
 
 
-def test_calls_go_straight_to_dynamos_graph_while_that_is_best(graphs: list[CompiledGraph], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_go_straight_to_dynamos_graph(graphs: list[CompiledGraph], monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(8, 8).eval()
     fast = torch.compile(model, backend="hotfuse", options=INLINE)
     x = torch.randn(2, 8)

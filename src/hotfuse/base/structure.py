@@ -88,7 +88,7 @@ def count_tensor(n: int) -> torch.Tensor:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return torch.empty((n, 0), dtype=torch.bool)
-    return torch.empty((n, 0), dtype=torch.bool)  # entering and leaving the mode takes longer, and a count that goes on is new each time
+    return torch.empty((n, 0), dtype=torch.bool)  # entering the mode takes longer, and a count that goes on is always new
 
 
 class Taker:

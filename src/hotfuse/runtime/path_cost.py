@@ -1,7 +1,7 @@
 """What being served takes besides a plan: a real call of the engine, in a plan that computes nothing.
 
-Calls that go straight to the model's own code pay none of it, so whoever compares that with a plan adds it to the plan. Of one small
-operator it is more than the operator takes.
+Calls that go straight to the model's own code pay none of it, so whoever compares that with a plan adds it to the plan. Of one
+small operator it is more than the operator takes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Serve = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _OneRoute:
     """Finds a call's route as the real one does; all routes are one."""
 
     select: Callable[..., int]
@@ -39,8 +39,8 @@ class _Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cache:
-    table: _Table
+class _OneCache:
+    table: _OneRoute
 
 
 def path_seconds(
@@ -56,7 +56,7 @@ def path_seconds(
     nothing.versions, nothing.effects, nothing.contest, nothing.own = NO_VERSIONS, None, None, False
     nothing.bare, nothing.next_look, nothing.around = True, sys.maxsize, (around,)
     stand_in = Site(site.spec, 1)
-    found = _Cache(_Table(table.select, [Route(nothing)] * len(table.routes), table.native))
+    found = _OneCache(_OneRoute(table.select, [Route(nothing)] * len(table.routes), table.native))
     stand_in.mask, stand_in.caches = site.mask, {around & site.mask: cast("InlineCache[Route]", found)}
     before = {name: getattr(counts, name) for name in ThreadCounts.__slots__}
     times: list[float] = []
