@@ -13,6 +13,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
+from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2)
 
@@ -201,3 +202,52 @@ def test_a_view_of_an_argument_that_is_written_is_one_of_the_callers_tensor() ->
             assert not view.any()
             assert fast.wait(60)
         assert "view of an argument that the call writes" in str(fast.explain())
+
+
+def test_another_class_of_a_module_is_another_model() -> None:
+    """What parametrizations and adapters do: the class is exchanged, and with it the code; the attributes are the same ones."""
+    model, x = OfItsClass().eval(), torch.randn(3, 8)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        warm(fast, x)
+
+        class Doubled(OfItsClass):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return 2 * super().forward(x)
+
+        model.__class__ = Doubled
+        torch.testing.assert_close(fast(x), model(x))
+        assert "the class of a module, Doubled where it was OfItsClass" in str(fast.explain(full=True))
+
+
+DIVISIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "//": lambda x, y: x // y,
+    "%": lambda x, y: x % y,
+    "fmod": torch.fmod,
+    "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("division", list(DIVISIONS))
+def test_integers_divided_by_zero_raise_in_kernels_too(
+    division: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels gave zero where torch raises; lanes behind a tensor's end, which hold zeros, are no fault."""
+    new_plans_win(monkeypatch)
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return DIVISIONS[division](x + 1, y) * 3
+
+    x, y = torch.randint(1, 60, (5, 17), dtype=dtype), torch.randint(1, 9, (5, 17), dtype=dtype)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(12):
+            assert torch.equal(fast(x, y), model(x, y))
+            assert fast.wait(60)
+        before = fast.stats()["calls_per_tier"]["1"]
+        assert torch.equal(fast(x, y), model(x, y))
+        assert fast.stats()["calls_per_tier"]["1"] == before + 1, str(fast.explain(full=True))
+        y[2, 3] = 0
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            fast(x, y)
+        y[2, 3] = 1
+        assert torch.equal(fast(x, y), model(x, y))

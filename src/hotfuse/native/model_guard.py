@@ -11,6 +11,7 @@
     equals    that were equal to a copy: sets
     arrays    whose bytes differ from a copy
     context   variables that have another value here
+    classes   of modules that are other ones
     tensors   whose memory lies elsewhere, or whose version is another one
     memory    the next chunk of weights that plans have copies of, by checksum (`checksums`)
 
@@ -49,6 +50,8 @@ NOT_SET = object()
 """What a slot or variable holds that holds nothing."""
 UNVERSIONED = -1
 """The version of a tensor that has none."""
+_TYPE_AT = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
+"""Where an object has its class: at the end of what every object has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Noted:
     """Tags of the dicts at a time when their values were those noted; empty where there are none."""
     sized: Sequence[dict[Any, Any]] = ()
     """Dicts that every call writes: beside tags of others, their size is compared, and the values in them that are `names`."""
+    classes: Sequence[tuple[object, type]] = ()
+    """An object and its class."""
 
 
 def _sweep(name: str, width: int, check: str, then: str) -> str:
@@ -118,7 +123,7 @@ def _sweep(name: str, width: int, check: str, then: str) -> str:
 
 
 _WIDTHS = {"tags": 2, "values": 3, "sizes": 2, "cells": 2, "lengths": 2, "items": 3, "functions": 4, "slots": 3, "equals": 2,
-           "arrays": 3, "context": 2, "tensors": 3}  # fmt: skip
+           "arrays": 3, "context": 2, "classes": 2, "tensors": 3}  # fmt: skip
 _SWEEPS = tuple(_WIDTHS)
 _TAGS = """  %tags.dict = inttoptr i64 %tags.0 to ptr
   %tags.at = getelementptr i8, ptr %tags.dict, i64 TAG
@@ -179,6 +184,10 @@ _CONTEXT = """  %context.object = inttoptr i64 %context.0 to ptr
   %context.int = ptrtoint ptr %context.value to i64
   %context.same = icmp eq i64 %context.int, %context.1
   call void @Py_DecRef(ptr %context.value)"""
+_CLASSES = """  %classes.object = inttoptr i64 %classes.0 to ptr
+  %classes.at = getelementptr i8, ptr %classes.object, i64 TYPE
+  %classes.now = load i64, ptr %classes.at
+  %classes.same = icmp eq i64 %classes.now, %classes.1"""
 _TENSORS = """  %tensors.object = inttoptr i64 %tensors.0 to ptr
   %tensors.data = call ptr @hf_data(ptr %tensors.object)
   %tensors.address = ptrtoint ptr %tensors.data to i64
@@ -201,8 +210,8 @@ def _text() -> str:
     if isinstance(places, str):
         raise InternalError("native code cannot read versions here", because=places)
     words = {"TAG": tag if isinstance(tag, int) else 0, "IMPL": tensors.access().places.impl_at,
-             "COUNTER": places.counter_at, "NUMBER": places.number_at}  # fmt: skip
-    checks = (_TAGS, _VALUES, _SIZES, _CELLS, _LENGTHS, _ITEMS, _FUNCTIONS, _SLOTS, _EQUALS, _ARRAYS, _CONTEXT, _TENSORS)
+             "COUNTER": places.counter_at, "NUMBER": places.number_at, "TYPE": _TYPE_AT}  # fmt: skip
+    checks = (_TAGS, _VALUES, _SIZES, _CELLS, _LENGTHS, _ITEMS, _FUNCTIONS, _SLOTS, _EQUALS, _ARRAYS, _CONTEXT, _CLASSES, _TENSORS)
     body = ""
     for name, then, check in zip(_SWEEPS, (*_SWEEPS[1:], "memory"), checks, strict=True):
         for word, number in words.items():
@@ -324,6 +333,7 @@ def unchanged(noted: Noted, memory: int = 0) -> Callable[[], bool]:
         "equals": [w for o, copy in noted.values.equals for w in (id(o), id(copy))],
         "arrays": [w for at, copy in noted.values.arrays for w in (at, _bytes_at(copy), len(copy))],
         "context": [w for v, value in noted.values.context for w in (id(v), 0 if value is NOT_SET else id(value))],
+        "classes": [w for o, cls in noted.classes for w in (id(o), id(cls))],
         "tensors": [w for t, address, version in noted.tensors for w in (id(t), address, version)],
     }
     arrays = {n: (ctypes.c_int64 * max(1, len(w)))(*w) for n, w in rows.items()}

@@ -169,7 +169,7 @@ def peak(out: None, place: TileRegion, number: Array) -> None:
 def require(out: None, tile: Array) -> None:
     """Every element must be true; native code counts where it is not, and goes on."""
     if not tile.all():
-        raise CallFault("an index points outside its tensor, or a number is not finite")
+        raise CallFault("an index points outside its tensor, a number is not finite, or an integer is divided by zero")
 
 
 def fill(out: TileType, number: float) -> Array:

@@ -228,9 +228,13 @@ class Evaluator:
         """Indexes limited to what exists; one outside is a fault of the call."""
         b = self.builder
         fits = b.map("lt", b.bitcast(at, DType.U64), b.bitcast(b.index(extent), DType.U64))
-        missing = self._missing(at.type.shape)
-        b.effect("require", fits if missing is None else b.map("or", fits, missing))
+        self.require(fits)
         return b.map("select", fits, at, 0)
+
+    def require(self, holds: Tile) -> None:
+        """What must be true of every element that exists; anything else is a fault of the call."""
+        missing = self._missing(holds.type.shape)
+        self.builder.effect("require", holds if missing is None else self.builder.map("or", holds, missing))
 
     def _missing(self, shape: Sequence[int]) -> Tile | None:
         """Where a tile's elements do not exist; None where all of them do."""

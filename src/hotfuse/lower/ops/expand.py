@@ -69,6 +69,10 @@ class ElementContext(Protocol):
         """Indexes limited to what exists; one outside is a fault of the call."""
         ...
 
+    def require(self, holds: Tile) -> None:
+        """What must be true of every element that exists; anything else is a fault of the call."""
+        ...
+
 
 Function = Callable[..., Tile]
 
@@ -232,6 +236,13 @@ class Expansion:
     def floating(self) -> bool:
         """Whether the computation is on floats."""
         return self.dtype in FLOATS
+
+    def divisor(self, b: Tile, name: str = "other") -> Tile:
+        """What is divided by: an integer that is zero is a fault of the call, as torch raises of it."""
+        given = self.arg(name)
+        if not self.floating and not (isinstance(given, int | float) and int(given) != 0):
+            self.evaluator.require(self.map("ne", b, 0))
+        return b
 
     def chain(self, x: Tile, *steps: tuple[str, float]) -> Tile:
         """Function after function with a literal second operand."""

@@ -100,7 +100,7 @@ def _square(e: Expansion, x: Tile) -> Tile:
 def _floor_divided(e: Expansion, a: Tile, b: Tile) -> Tile:
     """torch's way: exact where a/b would round up to a whole number."""
     if not e.floating:
-        return e.map("floordiv", a, b)
+        return e.map("floordiv", a, e.divisor(b))
     rest = e.map("rem", a, b)
     quotient = e.map("div", e.map("sub", a, rest), b)
     differ = e.map("xor", e.map("lt", b, 0.0), e.map("lt", rest, 0.0))
@@ -120,7 +120,7 @@ def _div(e: Expansion, a: Tile, b: Tile) -> Tile:
         return _floor_divided(e, a, b)
     if mode == "trunc":
         if not e.floating:
-            return e.map("truncdiv", a, b)
+            return e.map("truncdiv", a, e.divisor(b))
         quotient = e.map("div", a, b)
         if e.out in HALVES:  # torch rounds the quotient first
             quotient = e.cast(e.cast(quotient, e.out), e.dtype)
@@ -132,8 +132,8 @@ def _div(e: Expansion, a: Tile, b: Tile) -> Tile:
 
 expands("true_divide", "self other", _FLOAT)(lambda e, a, b: e.map("div", a, b))
 expands("floor_divide", "self other")(_floor_divided)
-expands("remainder", "self other")(lambda e, a, b: e.map("mod", a, b))
-expands("fmod", "self other")(lambda e, a, b: e.map("rem", a, b))
+expands("remainder", "self other")(lambda e, a, b: e.map("mod", a, e.divisor(b)))
+expands("fmod", "self other")(lambda e, a, b: e.map("rem", a, e.divisor(b)))
 
 
 @expands("fmax", "self other")

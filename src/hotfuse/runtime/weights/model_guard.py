@@ -10,6 +10,7 @@ is hot, one native sweep (`unchanged`) answers nearly every call; where it does 
 | memory exchanged (`.to()`, `p.data = ...`) | address | the same; a new capture if the type changed |
 | parts replaced, `train()`, attributes, hooks | identity, count | a new capture |
 | methods and values of its classes exchanged | identity | a new capture |
+| another class of a module (`m.__class__ = ...`) | identity | a new capture |
 | what its code reads (`containers`): variables, entries of dicts, lists and objects | identity, count | a new capture |
 | and defaults, slots, sets, arrays, the environment (`read_values`) | identity, equality | a new capture |
 
@@ -224,6 +225,7 @@ class ModelGuard:
             self._values.noted(tagged=bool(tagged)),
             [tag for _, tag in tagged],
             [d for d in self._dicts if id(d) in self._written],
+            list(zip(self._modules, self._classes, strict=True)),
         )
 
     def _noted_items(self) -> list[list[Any]]:
@@ -278,7 +280,7 @@ class ModelGuard:
         return {k: t for k, t in weights.items() if id(t) in known}
 
     def _look(self) -> WeightChange:
-        if list(map(len, self._dicts)) != self._sizes:
+        if list(map(len, self._dicts)) != self._sizes or list(map(type, self._modules)) != self._classes:
             return WeightChange.MODEL
         try:
             if list(map(id, map(operator.getitem, self._owners, self._keys))) != self._ids and not self._same_values():
@@ -325,6 +327,9 @@ class ModelGuard:
             now = owner.get(key, _NOTHING) if inside else owner[key]
             if now is not held and not _equal(now, held):
                 return f"{names[id(owner)]}.{key}" if inside and id(owner) in names else f"{key!r} of what its code reads"
+        for m, cls in zip(self._modules, self._classes, strict=True):
+            if type(m) is not cls:
+                return f"the class of a module, {type(m).__name__} where it was {cls.__name__}"
         for d, name, f in self._methods:
             if not same_entry(d.get(name), f):
                 return f"the method {name} of a class in {d.get('__module__', '?')}"
@@ -341,4 +346,4 @@ class ModelGuard:
 
     def same_now(self) -> bool:
         """Whether nothing at all changed since the snapshot (for captures that take a while)."""
-        return self.check() is WeightChange.NONE and [type(m) for m in self._modules] == self._classes
+        return self.check() is WeightChange.NONE

@@ -40,7 +40,7 @@ def count() -> int:
 
 def fail(name: str) -> None:
     """Raise what a kernel could only count."""
-    raise CallFault("an index points outside its tensor, or a number is not finite", where=f"kernel {name}")
+    raise CallFault("an index points outside its tensor, a number is not finite, or an integer is divided by zero", where=f"kernel {name}")
 
 
 def not_after_faults(fallback: Run) -> Run:
