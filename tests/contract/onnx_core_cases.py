@@ -117,6 +117,7 @@ def _elementwise() -> list[Case]:
         Case("IsInf", 10, (odd(4, 4),), {"detect_negative": 0}),
         Case("IsInf", 10, (odd(4, 4),), {"detect_positive": 0}),
         Case("Sign", 9, (f(3, 3),)),
+        Case("Sign", 13, (odd(4, 4),)),
         *[Case("Sign", 13, (u(3, dtype=t, low=0),)) for t in UNSIGNED],
         *[Case("Abs", 13, (i(3, 3, dtype=t),)) for t in SIGNED],
         *[Case("Abs", 13, (u(3, dtype=t),)) for t in UNSIGNED],

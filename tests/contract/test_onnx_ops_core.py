@@ -140,6 +140,8 @@ def test_traces_with_symbolic_sizes(at: int) -> None:
         ("Expand", [np.ones((2, 3), np.float32), np.array([2, 2])], {}, "cannot broadcast"),
         ("Pad", [np.ones((2, 3), np.float32), np.array([1, 1])], {}, "for 2 axes"),
         ("ReduceSum", [np.ones((2, 3), np.float32), np.array([7])], {}, "axis 7"),
+        ("Squeeze", [np.ones((2, 3), np.float32), np.array([1])], {}, "Squeeze"),
+        ("EyeLike", [np.ones((2, 3, 1), np.float32)], {}, "EyeLike"),
         ("RegexFullMatch", [np.array(["x"], dtype=object)], {"pattern": "("}, "pattern"),
         ("BitShift", [np.ones(2, np.uint8), np.ones(2, np.uint8)], {"direction": "UP"}, "direction"),
     ],

@@ -43,6 +43,8 @@ def constant_of_shape(ctx: Ctx, shape: Tensor, *, value: Value | None = None) ->
 
 @onnx_op("EyeLike")
 def eye_like(ctx: Ctx, x: Tensor, *, dtype: int = 0, k: int = 0) -> Tensor:
+    if x.dim() != 2:
+        raise ValueError(f"EyeLike of a tensor of rank {x.dim()}")
     rows = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
     columns = torch.arange(x.shape[1], device=x.device)
     return (columns - rows == k).to(torch_dtype(dtype) if dtype else x.dtype)

@@ -57,7 +57,10 @@ def negate(ctx: Ctx, x: Tensor) -> Tensor:
 
 @onnx_op("Sign")
 def sign(ctx: Ctx, x: Tensor) -> Tensor:
-    return (carry(x) != 0).to(x.dtype) if x.dtype in UNSIGNED else torch.sign(x)
+    """Of what is no number that, as NumPy has it; torch says 0."""
+    if x.dtype in UNSIGNED:
+        return (carry(x) != 0).to(x.dtype)
+    return torch.where(x != x, x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
 @onnx_op("Erf")

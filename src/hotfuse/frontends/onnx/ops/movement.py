@@ -85,6 +85,9 @@ def _squeeze(x: Tensor, axes: Sequence[int] | None) -> Tensor:
         dims = [i for i, n in enumerate(x.shape) if is_known(n, 1)]
     else:
         dims = [norm_axis(a, x.dim()) for a in axes]
+        for d in dims:
+            if isinstance(x.shape[d], int) and x.shape[d] != 1:  # torch leaves such a dim in
+                raise ValueError(f"dimension {d} has {x.shape[d]} elements where one can be squeezed")
     return torch.squeeze(x, dims)
 
 
