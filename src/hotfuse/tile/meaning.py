@@ -3,7 +3,7 @@
 These are the oracle for every back end, so they are exact where that is possible and otherwise better than what a back end may
 be: transcendental functions, sums and products of floats are computed in float64 and rounded once. Half precision computes in
 float32. Integers wrap. Where C leaves something open, torch decides; where torch raises, the result is some number and never a
-trap: an integer divided by zero gives zero.
+trap: an integer divided by zero gives zero (lowering asks of divisors that they are none: `Expansion.divisor`).
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def count() -> int:
 
 def fail(name: str) -> None:
     """Raise what a kernel could only count."""
-    raise CallFault("an index points outside its tensor, a number is not finite, or an integer is divided by zero", where=f"kernel {name}")
+    what = "an index points outside its tensor, a number is not finite, or an integer is divided by zero"
+    raise CallFault(what, where=f"kernel {name}")
 
 
 def not_after_faults(fallback: Run) -> Run:
