@@ -86,8 +86,9 @@ def _squeeze(x: Tensor, axes: Sequence[int] | None) -> Tensor:
     else:
         dims = [norm_axis(a, x.dim()) for a in axes]
         for d in dims:
-            if isinstance(x.shape[d], int) and x.shape[d] != 1:  # torch leaves such a dim in
-                raise ValueError(f"dimension {d} has {x.shape[d]} elements where one can be squeezed")
+            size: int | torch.SymInt = x.shape[d]
+            if not isinstance(size, torch.SymInt) and size != 1:  # torch leaves such a dim in
+                raise ValueError(f"dimension {d} has {size} elements where one can be squeezed")
     return torch.squeeze(x, dims)
 
 
