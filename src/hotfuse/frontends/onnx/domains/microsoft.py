@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
+from hotfuse.frontends.onnx.ops import activation as ops_activation
 from hotfuse.frontends.onnx.ops import conv as ops_conv
 from hotfuse.frontends.onnx.ops import image as ops_image
 from hotfuse.frontends.onnx.ops import norm as ops_norm
@@ -205,12 +206,12 @@ def embed_layer_norm(
 
 @onnx_op("Gelu", domain=_MS)
 def gelu(ctx: Ctx, x: Tensor) -> Tensor:
-    return F.gelu(x)
+    return ops_activation.gelu(ctx, x)
 
 
 @onnx_op("BiasGelu", domain=_MS)
 def bias_gelu(ctx: Ctx, x: Tensor, bias: Tensor) -> Tensor:
-    return F.gelu(x + bias)
+    return ops_activation.gelu(ctx, x + bias)
 
 
 @onnx_op("FastGelu", domain=_MS)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.frontends.onnx.registry import Ctx, DataDependent, onnx_op
+from hotfuse.ops.own import unbounded_gelu
 
 
 @onnx_op("Relu")
@@ -92,7 +93,7 @@ def mish(ctx: Ctx, x: Tensor) -> Tensor:
 
 @onnx_op("Gelu")
 def gelu(ctx: Ctx, x: Tensor, *, approximate: str = "none") -> Tensor:
-    return F.gelu(x, approximate=approximate)
+    return F.gelu(x, approximate=approximate) if ctx.traced else unbounded_gelu.gelu(x, approximate=approximate)
 
 
 @onnx_op("Swish")
