@@ -23,6 +23,7 @@ Values that go from one iteration to the next are carried:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import field
@@ -85,6 +86,10 @@ class KernelBuilder:
     _taken: set[str] = field(default_factory=set[str])
     _next: dict[str, int] = field(default_factory=dict[str, int])
     _count: int = 0
+    _widened: dict[str, Tile] = field(default_factory=dict[str, Tile])
+    """Doubles that are 32-bit integers -> those integers."""
+    _zeros: set[str] = field(default_factory=set[str])
+    """Tiles that are nothing but +0.0."""
 
     # -- going on with a kernel
 
@@ -327,10 +332,15 @@ class KernelBuilder:
 
     def fill(self, number: float, dtype: DType, shape: Sequence[int] = ()) -> Tile:
         """A tile of one number."""
-        return self.emit("fill", number, out=TileType(dtype, tuple(shape)))
+        made = self.emit("fill", number, out=TileType(dtype, tuple(shape)))
+        if number == 0 and math.copysign(1.0, number) > 0 and not shape:
+            self._zeros.add(made.name)
+        return made
 
     def map(self, function: str, *args: Tile | float) -> Tile:
-        """`map.<function>`; a literal takes the element type of the last tile among the operands."""
+        """`map.<function>`; a literal takes the element type of the last tile among the operands. x - 0 is x."""
+        if function == "sub" and isinstance(args[0], Tile) and isinstance(args[1], Tile) and args[1].name in self._zeros:
+            return args[0]
         types = [a.type for a in args if isinstance(a, Tile)]
         if not types:
             raise InternalError(f"map.{function} needs a tile among its operands")
@@ -339,8 +349,19 @@ class KernelBuilder:
         )
 
     def cast(self, tile: Tile, dtype: DType) -> Tile:
-        """The same numbers in another element type; nothing when they have it already."""
-        return tile if tile.type.dtype is dtype else self.emit("map.cast", tile, out=TileType(dtype, tile.type.shape))
+        """The same numbers in another element type; nothing when they have it already.
+
+        Integers of 32 bits that went through doubles (exact sums of bytes) come back as they were, and become floats in one step:
+        a double holds them exactly, so both ways round once.
+        """
+        if dtype in (DType.I32, DType.F32) and tile.name in self._widened:
+            tile = self._widened[tile.name]
+        if tile.type.dtype is dtype:
+            return tile
+        made = self.emit("map.cast", tile, out=TileType(dtype, tile.type.shape))
+        if dtype is DType.F64 and tile.type.dtype is DType.I32:
+            self._widened[made.name] = tile
+        return made
 
     def bitcast(self, tile: Tile, dtype: DType) -> Tile:
         """The same bits in another element type."""

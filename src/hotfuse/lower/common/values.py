@@ -68,6 +68,11 @@ class Evaluator:
         self.axes: tuple[TileAxis, ...] = ()
         self._scopes: list[_ValueScope] = [_ValueScope()]
 
+    @property
+    def graph(self) -> Graph:
+        """The group whose values are computed."""
+        return self.definitions.graph
+
     @contextmanager
     def loops(
         self, at: Mapping[int, Dim], axes: Sequence[TileAxis] | None = None, segments: Mapping[int, int] | None = None

@@ -21,7 +21,7 @@ import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
-from hotfuse.ir.graph import Arg, Node, Value, values_in
+from hotfuse.ir.graph import Arg, Graph, Node, Value, values_in
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Coord, Position
@@ -55,6 +55,11 @@ class ElementContext(Protocol):
     @property
     def builder(self) -> KernelBuilder:
         """The kernel being written."""
+        ...
+
+    @property
+    def graph(self) -> Graph:
+        """The group that a row's node is of."""
         ...
 
     def number(self, d: Dim) -> Dim:

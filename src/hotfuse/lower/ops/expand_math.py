@@ -7,6 +7,7 @@ import math
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.ops.expand import HALVES, Computes, Expansion, Function, expands
+from hotfuse.lower.ops.quotients import parts_of_reciprocal
 from hotfuse.tile.program import Tile
 
 _FLOAT = Computes.FLOAT
@@ -127,6 +128,9 @@ def _div(e: Expansion, a: Tile, b: Tile) -> Tile:
         return e.map("trunc", quotient)
     if not e.floating:
         a, b = e.cast(a, e.out), e.cast(b, e.out)
+    if (parts := parts_of_reciprocal(e.node, e.evaluator.graph)) is not None:
+        high, low = parts
+        return e.map("mul", a, high) if low == 0 else e.map("fma", a, e.fill(high), e.map("mul", a, low))
     return e.map("div", a, b)
 
 

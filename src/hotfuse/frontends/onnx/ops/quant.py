@@ -325,9 +325,8 @@ def qlinear_conv(
 ) -> Value:
     dtype = _exact(w, attrs.get("group", 1))
     weight = shifted(w, _per_filter(w_zero_point, w.dim()), dtype=dtype)
-    wide = None if bias is None or dtype is torch.float32 else bias.to(dtype)
-    y = conv(ctx, shifted(x, x_zero_point, dtype=dtype), weight, wide, **attrs)
-    if bias is not None and wide is None:  # a bias may be larger than what fp32 holds exactly
+    y = conv(ctx, shifted(x, x_zero_point, dtype=dtype), weight, **attrs)
+    if bias is not None:  # as an integer: it may be larger than what fp32 holds exactly, and kernels need no doubles for it
         y = y.to(torch.int32) + _per_filter(bias, w.dim() - 1)
     scale = x_scale.float() * _per_filter(w_scale.float(), w.dim() - 1) / y_scale.float()
     return _store(y.float() * scale, _number(y_zero_point), elem_of(y_zero_point))

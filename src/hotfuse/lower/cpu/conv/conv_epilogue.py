@@ -20,6 +20,7 @@ from hotfuse.lower.common.index import Position, Space, counters_of, scaled, shi
 from hotfuse.lower.common.lowered import KernelBuffers, dense_strides, tensor_type
 from hotfuse.lower.common.steps import Apply, Definitions
 from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.ops.quotients import parts_of_reciprocal
 from hotfuse.lower.ops.views import Alias, shape_of
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import remaining
@@ -69,6 +70,8 @@ def without_division(graph: Graph) -> Graph:
     def changed(n: Node) -> Node:
         by = n.args[1] if packet(n.op) == "aten.div" and len(n.args) == 2 and not n.attrs else None
         if not isinstance(by, int | float) or not 2.0**-100 < abs(by) < 2.0**100 or not _f32(n):
+            return n
+        if parts_of_reciprocal(n, graph) is not None:  # as fast, and exact
             return n
         return replace(n, op="aten.mul.Tensor", args=(n.args[0], 1.0 / by))
 
