@@ -1,4 +1,4 @@
-"""Quotients that are rounded and saturated: two products instead of a division, and the same integers; exact sums without doubles."""
+"""Quotients that are rounded and saturated: two products instead of a division, the same integers; exact sums need no doubles."""
 
 from __future__ import annotations
 
