@@ -4,7 +4,7 @@
     ->     d = fma(x, high, x * low)        high + low = 1 / 0.0137 in twice the digits, neither below zero
 
 A division of vectors takes as long as ten products, and quantizing divides each element once. One product by the reciprocal is
-wrong in the last digit of every third quotient, which rounding to integers shows at ties. With the reciprocal in two parts
+off in the last digit of every fourth quotient, which rounding to integers shows at ties. With the reciprocal in two parts
 quotients that differ from the divided ones are rare; where saturation leaves few integers, the numbers at which a quotient passes
 from one to the next are all tried here, and where one is not the division's, it stays a division. Away from those numbers both
 quotients are on the same side of the tie: neither is off by more than one unit in the last place.
