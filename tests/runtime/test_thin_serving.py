@@ -16,6 +16,7 @@ from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import counts_in, take_call
 from hotfuse.native.call_context import usual
+from hotfuse.runtime import call_learner
 from hotfuse.runtime import engine as engines
 from hotfuse.runtime.capturing import RESTING_CALLS
 from hotfuse.runtime.path_cost import path_seconds
@@ -185,7 +186,7 @@ def test_what_python_lost_is_decided_again_in_native_code() -> None:
     plan: Any = object()
     opened: list[PlanContest] = []
     entry: Any = SimpleNamespace(
-        close=lambda c: None, open=opened.append, dispatch_s=(15e-6, False), own=False, own_ratio=None, lost_by_dispatch=False,
+        close=lambda c: None, open=opened.append, dispatch_s=(15e-6, False, True), own=False, own_ratio=None, lost_by_dispatch=False,
         contest=None, improving=False, plan=plan, baseline=plan, grad_mode=False, heat=99,
     )  # fmt: skip
     decided(entry, contest, Trial(10.0, 20.0, 9, False, True, LIVE), EventLog(), "model")
@@ -198,7 +199,7 @@ def test_what_python_lost_is_decided_again_in_native_code() -> None:
     compare(site, entry, Settings())
     compare(site, entry, Settings())
     assert len(opened) == 1 and not entry.lost_by_dispatch
-    entry.dispatch_s = (5e-6, False)
+    entry.dispatch_s = (5e-6, False, True)
     decided(entry, contest, Trial(10.0, 20.0, 9, False, True, LIVE), EventLog(), "model")
     assert entry.own and not entry.lost_by_dispatch  # whoever looks for the plan, it is slower
 
@@ -240,3 +241,26 @@ def test_rests_grow_where_nothing_can_be_captured() -> None:
             fast(x)
             longest = max(longest, *(s.resting for s in fast._engine.sites.values()), 0)
     assert longest > 2 * RESTING_CALLS
+
+
+def test_pythons_look_through_a_model_is_not_charged_before_native_code_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: list[str] = []
+    monkeypatch.setattr(call_learner, "path_seconds", lambda *_: whole.append("measured") or 0.5)
+    guard = SimpleNamespace(native=False, unchanged=lambda: True)
+    learner: Any = call_learner.CallLearner.__new__(call_learner.CallLearner)
+    learner._plans, learner._context, learner.outside_s = SimpleNamespace(watch=guard), lambda: lambda: 0, lambda: 0.0
+    learner._serve, learner._tally = None, SimpleNamespace(mine=None)
+    table = SimpleNamespace(native=True, select=lambda *_: 0)
+    site: Any = SimpleNamespace(cache=lambda _: SimpleNamespace(table=table))
+    entry: Any = SimpleNamespace(dispatch_s=(0.0, False, False), grad_mode=False)
+    x = torch.ones(2)
+    with torch.no_grad():
+        assert learner._dispatch_s(site, entry, [x]) < 0.1 and not whole  # Python still looks at every weight
+        guard.native = True
+        assert learner._dispatch_s(site, entry, [x]) == 0.5 and whole == ["measured"]
+        assert learner._dispatch_s(site, entry, [x]) == 0.5 and whole == ["measured"]  # once
+        guard.native = "a weight has a hook"  # for good
+        assert learner._dispatch_s(site, entry, [x]) == 0.5
+        entry.dispatch_s = (0.0, False, False)
+        beside = torch.ones(2, device="meta")  # where a replay is launched before anybody looks
+        assert learner._dispatch_s(site, entry, [beside]) < 0.1 and whole == ["measured"]

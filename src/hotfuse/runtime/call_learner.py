@@ -53,29 +53,39 @@ class CallLearner:
         self.concurrency = Concurrency()
 
     def _dispatch_s(self, site: Site, entry: Entry, leaves: Sequence[torch.Tensor]) -> float:
-        """What a call in a plan takes besides the plan: measured on a real call, once, and again when it is asked natively."""
-        seconds, native = entry.dispatch_s
-        cache = site.cache(entry.grad_mode)
-        if cache is not None and (not seconds or native is not cache.table.native):
-            if torch.is_grad_enabled():  # results hang on a node of autograd, which is part of what a plan takes
-                seconds = self._looked_up_s(cache.table, entry, leaves)
-            else:
+        """What a call in a plan takes besides the plan: measured on a real call, once, and again when it is asked natively.
+
+        Finding the plan is all that counts before it is known whether native code looks through the model: Python takes as long
+        for that as many models take. With gradients results hang on a node of autograd, which is part of what a plan takes; on a
+        device the look is beside a replay that was launched before it.
+        """
+        seconds, native, whole = entry.dispatch_s
+        cache, watch = site.cache(entry.grad_mode), self._plans.watch
+        if cache is None:
+            return seconds
+        settled = (watch is None or watch.native is not False) and all(t.is_cpu for t in leaves)
+        if not seconds or (native, whole) != (cache.table.native, settled):
+            if settled and not torch.is_grad_enabled():
                 around = self._context()()
                 seconds = path_seconds(self._serve, self._tally.mine, site, entry, leaves, around) or 0.0
+            else:
+                seconds = self._looked_up_s(cache.table, entry, leaves)
             seconds += self.outside_s()
-            entry.dispatch_s = (seconds, cache.table.native)
+            entry.dispatch_s = (seconds, cache.table.native, settled)
         return seconds
 
     def _looked_up_s(self, table: DispatchTable[Route], entry: Entry, leaves: Sequence[torch.Tensor]) -> float:
-        """What finding the plan of a call with gradients enabled takes."""
-        watch, around, times = self._plans.watch, self._context(), list[float]()
+        """What finding the plan of a call takes."""
+        watch, around, gradients = self._plans.watch, self._context(), torch.is_grad_enabled()
+        times: list[float] = []
         for _ in range(DISPATCHES):
             begin = time.perf_counter()
             around()
             table.select(*leaves)
             if watch is not None:
                 watch.unchanged()
-            self._gradients.link(entry.links, watch, leaves)
+            if gradients:
+                self._gradients.link(entry.links, watch, leaves)
             times.append(time.perf_counter() - begin)
         return median(times)
 

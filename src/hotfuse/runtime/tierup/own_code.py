@@ -40,7 +40,7 @@ def decided(entry: Entry, contest: PlanContest, trial: Trial, log: EventLog, nam
         return
     entry.own = not (trial.won if trial.decided else trial.new_us < trial.old_us)
     entry.own_ratio = ratio
-    seconds, native = entry.dispatch_s
+    seconds, native, _ = entry.dispatch_s
     entry.lost_by_dispatch = entry.own and not native and trial.new_us - seconds * 1e6 < trial.old_us
     action, why = (Action.REFUSE, Why.NOT_FASTER) if entry.own else (Action.KEEP, Why.FASTER)
     log.decide(action, why, name, tier=0, us_before=round(trial.old_us, 1), us_after=round(trial.new_us, 1), rounds=trial.rounds,
