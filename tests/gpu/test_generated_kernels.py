@@ -75,7 +75,7 @@ def test_the_first_plan_has_the_likeliest_kernels_and_is_followed_by_one_of_all(
     with served(model, x, cache_dir=tmp_path) as fast:
         told = str(fast.explain(full=True))
         assert "of each group the likeliest kernels alone were made" in told, told
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + 2 * WAIT_S
         while time.monotonic() < until and not any(str(TUNED_KERNELS) in str(d) or "exchanged for others" in str(d)
                                                    for d in (fast.explain(full=True),)):
             for _ in range(50):

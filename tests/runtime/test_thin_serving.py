@@ -186,8 +186,8 @@ def test_what_python_lost_is_decided_again_in_native_code() -> None:
     plan: Any = object()
     opened: list[PlanContest] = []
     entry: Any = SimpleNamespace(
-        close=lambda c: None, open=opened.append, dispatch_s=(15e-6, False, True), own=False, own_ratio=None, lost_by_dispatch=False,
-        contest=None, improving=False, plan=plan, baseline=plan, grad_mode=False, heat=99,
+        close=lambda c: None, open=opened.append, dispatch_s=(15e-6, False, True), own=False, own_ratio=None,
+        lost_by_dispatch=False, contest=None, improving=False, plan=plan, baseline=plan, grad_mode=False, heat=99,
     )  # fmt: skip
     decided(entry, contest, Trial(10.0, 20.0, 9, False, True, LIVE), EventLog(), "model")
     assert entry.own and entry.lost_by_dispatch

@@ -65,8 +65,8 @@ MARGIN = 0.97
 """A kernel must take less than this part of the library's time."""
 MOST_PLACES = 12
 """Places in the model whose weights a trial goes through."""
-TUNING_S = 4.0
-"""Seconds for choosing kernels inside the whole plan."""
+TUNING_S, LONGEST_TUNING_S = 4.0, 45.0
+"""Seconds for choosing kernels inside the whole plan, that are measured and with the rests between."""
 NORMS, FOLDED = "layer norms", "folded"
 """What is kept of them, where products took them in; else `STAYS`."""
 DONE_S = 0.05
@@ -363,7 +363,7 @@ class Generation:
             return "its kernels are those that an earlier process chose in the whole plan"
         order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
-        until = self.pace.busy_s + TUNING_S
+        until, at_last = self.pace.busy_s + TUNING_S, time.monotonic() + LONGEST_TUNING_S
         made: dict[tuple[int, ...], DeviceTimer] = {}
         with torch.no_grad(), self.before_calls():
 
@@ -377,16 +377,19 @@ class Generation:
                     made[at] = self.timer(run)
                 return self.pace(made[at].seconds)
 
+            def over() -> bool:
+                return self.stop() or self.pace.busy_s > until or time.monotonic() > at_last
+
             first = {k: self.units[k].chosen for k in order}
             try:
-                found = descended(first, others, measure, lambda: self.stop() or self.pace.busy_s > until)
+                found = descended(first, others, measure, over)
             except (HotfuseError, RuntimeError) as e:  # what the trials chose serves all the same
                 for k in order:
                     self.units[k].chosen = first[k]
                 return f"kernels were not exchanged in the whole plan: {str(e).splitlines()[0][:200]}"
         for k in order:
             self.units[k].chosen = found.chosen[k]
-        ended = "" if found.complete else f", until {TUNING_S:g} s were over"
+        ended = "" if found.complete else ", until the time for that was over"
         return (f"in the whole plan {found.exchanged} kernels were exchanged for others{ended}: "
                 f"{found.before_us:.1f} us before, {found.after_us:.1f} us after")  # fmt: skip
 
