@@ -265,7 +265,7 @@ def test_every_size_is_a_number_and_no_past_is_read() -> None:
 def test_steps_of_a_text_make_rounds_together_and_other_calls_of_other_sizes_do_not() -> None:
     turns = Turns()
     for grown, ended in ((((1, 1),), True), ((), False)):
-        entry: Any = SimpleNamespace(effects=Effects(TENSOR, grown=grown))
+        entry: Any = SimpleNamespace(effects=Effects(TENSOR, grown=grown), counted=False)
         rounds = [turns.took((1, alike(entry, (length,)), False), k % 2, 1.0) for k, length in enumerate(range(70, 80))]
         assert any(r is not None for r in rounds) is ended
-    assert alike(SimpleNamespace(effects=None), (70,)) == (70,)  # pyright: ignore[reportArgumentType]
+    assert alike(SimpleNamespace(effects=None, counted=False), (70,)) == (70,)  # pyright: ignore[reportArgumentType]

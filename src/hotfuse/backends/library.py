@@ -15,17 +15,14 @@ from hotfuse.ir.types import TensorType
 from hotfuse.ops import control, one_step
 from hotfuse.ops.control import ScanAxes, Stacked
 from hotfuse.ops.own.assume import ASSERTIONS, ASSUME, SIZED, asserted, assumed
-from hotfuse.ops.own.unbounded_gelu import gelu
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 FASTER: dict[str, Callable[..., Any]] = {
-    "aten.gelu.default": gelu, "aten.lstm.input": one_step.lstm, ASSUME: assumed, SIZED: assumed,
-    **dict.fromkeys(ASSERTIONS, asserted)
+    "aten.lstm.input": one_step.lstm, ASSUME: assumed, SIZED: assumed, **dict.fromkeys(ASSERTIONS, asserted)
 }  # fmt: skip
-"""Operators that are called in another way, which gives the same to the last few bits (or mends them: gelu), and those whose
-faults are the call's."""
+"""Operators that are called in another way, which gives the same to the last few bits, and those whose faults are the call's."""
 
 
 class LibraryBackend:

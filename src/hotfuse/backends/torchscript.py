@@ -25,7 +25,6 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.ops.folded_conv import PREVIOUS, FoldedConv
-from hotfuse.ops.own.unbounded_gelu import gelu, scripted_gelu
 from hotfuse.ops.table import is_mutating, is_random, resolve
 from hotfuse.ops.torch_args import to_torch
 
@@ -193,8 +192,6 @@ class _RegionWriter:
 
     def _operator(self, node: Node, fn: Any, *, several: bool) -> list[Any]:
         found = resolve(node.op)
-        if isinstance(found, OpOverload) and fn is gelu:
-            return list(self.graph.insertGraph(scripted_gelu(), self._arguments(found._schema, node.args, dict(node.attrs))))
         if not isinstance(found, OpOverload) or found.namespace != "aten" or fn is not found._op:
             raise _Unsaid
         if is_mutating(node.op) or is_random(node.op):
