@@ -17,7 +17,7 @@ from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.runtime.tierup import rows
 from hotfuse.runtime.tierup.alongside import JobAlongside
-from hotfuse.runtime.tierup.padding import PaddingLayer
+from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddingLayer
 from hotfuse.runtime.tierup.tier2 import PACKED, PACKED_BY_LIBRARY, PADDED_CALLS
 from hotfuse.specialize.table import PADDING, AttemptKey
 from tests.padded import PaddedEncoder, batch
@@ -174,12 +174,12 @@ def test_live_rows_are_served_by_library_kernels_while_others_are_made() -> None
     fast: Any = hotfuse.jit(model, settings=Settings(hot_calls=2))
     until = time.monotonic() + 120
     while time.monotonic() < until and not entry_layers(fast):
-        serve(fast, model, 1)
+        serve(fast, model, 1, (MIN_SEQUENCES, 16))  # a single kept call tells what masks are like, however early that is asked
         fast.wait(1)  # rounds while nobody calls decide: live calls of so small a model have no winner by construction
     tried = [d for d in about(fast, PACKED_BY_LIBRARY) if d.action is Action.SPECIALIZE]
     assert tried and entry_layers(fast), str(fast.explain(full=True))
     assert fast.wait(120)
-    serve(fast, model, 4)
+    serve(fast, model, 4, (MIN_SEQUENCES, 16))
     assert isinstance(entry_layers(fast)[0], PaddingLayer)
     fast.close()
 
