@@ -134,7 +134,8 @@ def test_a_second_process_compiles_and_captures_nothing(machine: Machine) -> Non
     assert WON in second["decisions"], second["text"]
     tier0 = ["deploy", "outputs agreed with the model's own"]
     assert second["decisions"].index(WON) < second["decisions"].index(tier0)  # it was ready when the first answer was there
-    assert second["cache"]["refused"] == 0 and second["cache"]["written"] == 0
+    assert second["cache"]["refused"] == 0
+    assert second["cache"]["written"] <= second["asked"].count("counting")  # where the first never looked so far
     assert any("from the cache" in n for n in second["notes"])
     assert "cache: " in second["text"]
 
