@@ -57,6 +57,25 @@ def served(contender: str, name: str, seconds: float, threads: int, folder: Path
     return found
 
 
+def teach(name: str, threads: int, folder: Path, most_s: float = 120.0) -> dict[str, Any]:
+    """In this process: the same traffic until compiled code answers calls of all sizes, as a process does that serves for long."""
+    from hotfuse import InferenceSession, Settings
+
+    model = zoo.load(name) if name in zoo.names("onnx") else entries.find(name).load()
+    kinds = [model.inputs(0, variant) for variant in range(model.variants)]
+    torch.set_num_threads(threads)
+    begin, all_compiled = time.perf_counter(), False
+    with InferenceSession(str(model.path), settings=Settings(threads=threads, cache_dir=folder)) as session:
+        while time.perf_counter() - begin < most_s and not all_compiled:
+            before = session.stats()["calls_per_tier"]
+            for feeds in kinds:
+                session.run(None, feeds)
+            now = session.stats()["calls_per_tier"]
+            all_compiled = sum(now[t] - before[t] for t in ("1", "2")) == len(kinds)
+        session.wait(60)
+    return {"all_compiled": all_compiled, "seconds": round(time.perf_counter() - begin, 1)}
+
+
 def child(*args: str) -> dict[str, Any]:
     """The last line of another process."""
     with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +96,9 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=Path("~/.cache/hotfuse"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.child == "teach":
+        print(json.dumps(teach(args.models, args.threads, args.folder)))
+        return
     if args.child:
         print(json.dumps(served(args.child, args.models, args.seconds, args.threads, args.folder)))
         return

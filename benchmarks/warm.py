@@ -3,7 +3,8 @@
     python -m benchmarks.warm [--parts start,together,damaged,database] [--models ppocr-v4-rec,silero-vad,bert-base] [--seconds 5]
 
     start      seconds from the constructor until compiled code answers, in a first and a second process of one home; calls in the
-               first seconds of the second one over ONNX Runtime's
+               first seconds of a process over ONNX Runtime's: one whose sizes an earlier one served until compiled code answered
+               all of them, and one with sizes that nobody had before
     together   8 processes at once with an empty cache: units compiled by all of them over those that one compiles, torn entries
     damaged    10,000 damaged, foreign, replayed or unsigned entries and bundles: how many were believed
     database   calls while the fleet's PostgreSQL is killed, frozen, full, slow (1 s a statement) or held by another writer; rows
@@ -81,8 +82,19 @@ def begin(name: str, limit_s: float) -> dict[str, Any]:
     return found
 
 
+def _first_seconds(who: str, name: str, seconds: float, home: str) -> dict[str, Any]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    asked = ["--child", who, "--models", name, "--seconds", str(seconds), "--folder", home]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.start", *asked], env=env, text=True, capture_output=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _calls(who: str, name: str, seconds: float, home: str) -> int:
+    return _first_seconds(who, name, seconds, home)["calls"]
+
+
 def start(models: list[str], seconds: float) -> dict[str, dict[str, float | None]]:
-    """Two processes of one home, and the first seconds of a third over ONNX Runtime."""
+    """Two processes of one home, and the first seconds of later ones over ONNX Runtime, whose sizes vary."""
     found: dict[str, dict[str, float | None]] = {}
     for name in models:
         with tempfile.TemporaryDirectory() as home:
@@ -91,15 +103,12 @@ def start(models: list[str], seconds: float) -> dict[str, dict[str, float | None
                    f"({warm['units_compiled']} units compiled)"  # fmt: skip
             found[name] = {"cold_s": cold["compiled_s"], "warm_s": warm["compiled_s"], "first_seconds": None}
             if zoo.load(name).path is not None:
-                calls: dict[str, int] = {}
-                for who in ("hotfuse", "ort"):
-                    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-                    asked = ["--child", who, "--models", name, "--seconds", str(seconds), "--folder", home]
-                    command = [sys.executable, "-m", "benchmarks.start", *asked]
-                    done = subprocess.run(command, env=env, text=True, capture_output=True, check=True)
-                    calls[who] = json.loads(done.stdout.splitlines()[-1])["calls"]
-                found[name]["first_seconds"] = calls["hotfuse"] / calls["ort"]
-                line += f"; first {seconds:g} s of a third {calls['hotfuse'] / calls['ort']:.2f}x ONNX Runtime"
+                theirs = _calls("ort", name, seconds, home)
+                for sizes, what in (("new", "first_seconds_new_sizes"), ("known", "first_seconds")):
+                    if sizes == "known":
+                        _first_seconds("teach", name, seconds, home)
+                    found[name][what] = ratio = _calls("hotfuse", name, seconds, home) / theirs
+                    line += f"; first {seconds:g} s with {sizes} sizes {ratio:.2f}x ONNX Runtime"
             print(line, flush=True)
     return found
 

@@ -25,6 +25,7 @@ from hotfuse.cache.flight import flight
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import Key, TrustedKeys, keys_for, make_key, read_key
 from hotfuse.cache.place import cache_stats, folder_of, root_of
+from hotfuse.compile.kept import _holds, answered  # pyright: ignore[reportPrivateUsage]
 
 
 def _keys(byte: int = 1) -> TrustedKeys:
@@ -283,6 +284,29 @@ def test_a_full_disk_is_counted_and_nothing_is_left_behind() -> None:
             assert not held.put(Address("unit", "new"), BODY, [bytes(100_000)])
         assert "No space" in held.trouble and held.stats()["not_written"] == 1
         assert not list(held.root.glob(".new*")) and held.get(HERE) is not None
+        assert not held.put(Address("unit", "new"), BODY)  # nobody tries again and again
+        later = time.monotonic() + folders.RETRY_S
+        with pytest.MonkeyPatch.context() as patch:  # a minute later there is room
+            patch.setattr(folders.time, "monotonic", lambda: later)
+            assert held.put(Address("unit", "new"), BODY) and not held.trouble
+        assert held.get(Address("unit", "new")) is not None and held.put(HERE, BODY)
+
+
+def test_what_a_wrong_clock_wrote_is_not_believed_for_ever(tmp_path: Path) -> None:
+    """A clock that was a year ahead: its unfinished files go, its reasons against a kernel are as old as those of a year ago."""
+    held, year = _folder(tmp_path), 365 * 86_400
+    held.put(HERE, BODY)
+    abandoned, fresh = held.root / ".new-1-2-3", held.root / ".new-1-2-4"
+    for path, ahead in ((abandoned, year), (fresh, 60)):
+        path.write_bytes(b"x")
+        os.utime(path, (time.time() + ahead, time.time() + ahead))
+    held.collect()
+    assert not abandoned.exists() and fresh.exists() and held.get(HERE) is not None
+    for ahead in (-year, -60, 60, year):
+        at = Address("unit", f"reason {ahead}")
+        held.put(at, {"because": "it was no faster", "at": time.time() + ahead})
+        made = answered(held, at, lambda: ({"made": "anew"}, []), 1.0, valid=_holds)[0]
+        assert ("made" in made[0]) == (abs(ahead) == year)
 
 
 _HOLD = """

@@ -24,6 +24,7 @@ from hotfuse.lower.run.description import OUTCOMES
 from hotfuse.lower.run.inplace import may_overwrite
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.serve import native as native_plans
 from tests.contract.lowering import group_of
 from tests.races import kernels_win, slow_library
 from tests.runtime.test_branches import model as nested_branches
@@ -166,6 +167,24 @@ def test_strided_inputs_are_read_where_they_lie() -> None:
     for x in (sample, torch.randn(5, 64)[:, ::4], torch.randn(5, 16), torch.randn(16, 5).t(), torch.randn(1, 16).expand(5, 16)):
         agree(native, library, [x], lambda t: F.linear(torch.exp(t) + 1, W3.double()) * 2)
     one_call(native)
+
+
+def test_what_answers_calls_that_leave_a_run_is_made_for_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second start links many runs, and few calls ever leave one."""
+    made, chain = list[str](), native_plans.chained
+
+    def noted(graph: Any, *rest: Any) -> Any:
+        made.append(graph.name)
+        return chain(graph, *rest)
+
+    monkeypatch.setattr(native_plans, "chained", noted)
+    native, library = plans(webbed, [torch.randn(6, 16), torch.randn(6, 16)])
+    agree(native, library, [torch.randn(6, 16), torch.randn(6, 16)], webbed)
+    assert made and not [name for name in made if name.endswith(".fallback")]
+    for _ in range(2):
+        agree(native, library, [torch.randn(16, 6).t(), torch.randn(6, 16)], webbed)
+    assert native.counters()["fell_back"] == 2
+    assert len([name for name in made if name.endswith(".fallback")]) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.bool])

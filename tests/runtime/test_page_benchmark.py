@@ -258,6 +258,9 @@ def test_documents_of_programs_and_inputs_become_figures() -> None:
     padded = readings.padding({"padding": shares})
     assert [(f.value, f.missed) for f in padded] == [(3.5, False), (0.9, True)]
     warm = readings.warm_start({"start": {"silero-vad": {"cold_s": 5.0, "warm_s": 0.5, "first_seconds": None}}})
+    later = {"cold_s": 5.0, "warm_s": 0.3, "first_seconds": 1.4, "first_seconds_new_sizes": 0.5}
+    known = readings.warm_start({"start": {"silero-vad": later}})
+    assert [(f.value, f.missed) for f in known[2:]] == [(1.4, False), (0.5, False)]
     assert [f.missed for f in warm] == [False, True]
     (held,) = readings.memory({"rec": {"ort_mb": 100.0, "hotfuse_mb": 180.0}})
     assert (held.value, held.missed) == (1.8, False)

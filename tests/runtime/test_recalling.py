@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import hotfuse
+from hotfuse import api
 from hotfuse.base.settings import Settings
 
 WON = "it won in an earlier process, and was proven again"
@@ -79,6 +80,27 @@ def test_it_serves_before_tier_0_is_compared(taught: Settings) -> None:
     with hotfuse.jit(net, settings=taught) as fast:
         assert _served(fast, net)[:1] == [WON]
         assert "not_recalled" not in fast.stats()["events"]
+
+
+def test_it_serves_before_tier_0_is_made(taught: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What won answers calls while tier 0, which takes as long as reading all of that plan, is still to come; then it is there."""
+    make, net, shown = api.compile_tier0, _net(), list[int]()
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        until = time.monotonic() + 30
+        while time.monotonic() < until and not fast.stats()["calls_per_tier"]["1"]:
+            time.sleep(0.002)
+        shown.append(fast.stats()["calls_per_tier"]["1"])
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(api, "compile_tier0", held)
+    with hotfuse.jit(net, settings=taught) as fast:
+        assert _served(fast, net) == [WON, "outputs agreed with the model's own"]
+        assert shown and shown[0] > 0
+        (entry,) = next(iter(fast._engine.sites.values())).entries  # pyright: ignore[reportPrivateUsage]
+        x = torch.randn(16, 64)
+        with torch.no_grad():
+            assert entry.baseline.artifacts and float((entry.baseline.run(x)[0] - net(x)).abs().max()) < 1e-4
 
 
 def test_calls_that_show_more_sizes_meanwhile_keep_a_graph_that_takes_them(tmp_path: Path) -> None:

@@ -134,7 +134,9 @@ def test_a_second_process_compiles_and_captures_nothing(machine: Machine) -> Non
     assert WON in second["decisions"], second["text"]
     tier0 = ["deploy", "outputs agreed with the model's own"]
     assert second["decisions"].index(WON) < second["decisions"].index(tier0)  # it was ready when the first answer was there
-    assert second["cache"]["refused"] == 0 and second["cache"]["written"] == 0
+    assert second["cache"]["refused"] == 0
+    looked = second["asked"].count("probes") + second["asked"].count("counting")  # where the first process never looked
+    assert second["cache"]["written"] <= 2 * looked  # an entry and a note about it each
     assert any("from the cache" in n for n in second["notes"])
     assert "cache: " in second["text"]
 

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -564,6 +565,28 @@ def test_without_probes_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert w.serve(200, lambda _: inputs()) <= 3
     assert "watching stopped: OSError: no worker" in w.call_sampler.text()
     w.call_sampler.close()
+
+
+def test_code_that_looks_outlives_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that begins with kept plans has no worker: one that is started for probes takes seconds, and jobs wait for it."""
+    import hotfuse.compile.instruments as fetching
+
+    asked, ask = list[str](), fetching.ask
+
+    def counted(body: Any, *rest: Any) -> Any:
+        asked.append(body.kind)
+        return ask(body, *rest)
+
+    monkeypatch.setattr(fetching, "ask", counted)
+    settings = Settings(cache_dir=tmp_path, cache=str(tmp_path / "code"), threads=1, idle=False)
+    plan = compile_tier1(graph_of(CHAIN), weights(), inputs()[:1], INLINE)
+    kernels = dict(plan.kernels.items())
+    made = [(fetching.fetch_probes(settings), fetching.fetch_counting(kernels, settings)) for _ in range(3)]
+    assert asked == ["probes", "counting"]
+    assert made[0][1] and all(counting.keys() == made[0][1].keys() for _, counting in made)
+    fetching.fetch_counting(dict(list(kernels.items())[:1]), settings)
+    fetching.fetch_probes(settings.with_(cache="off"))
+    assert asked == ["probes", "counting", *["counting"] * (len(kernels) > 1), "probes"]
 
 
 def test_probes_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

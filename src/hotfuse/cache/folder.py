@@ -25,6 +25,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
+from hotfuse.base.clock import is_recent
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cache.address import Address
 from hotfuse.cache.entry import EntryRefusal, Message, Refused, pack, unpack
@@ -44,6 +45,8 @@ CHECK_EVERY = 16
 """Entries written between two looks at how large the folder is."""
 STALE_S = 3600.0
 """Unfinished files and locks older than this belong to nobody."""
+RETRY_S = 60.0
+"""After a failed write nothing is written for so long: a disk that was full is used again, a read-only one is left alone."""
 COUNTED = ("hits", "from_bundles", "from_shared", "misses", "refused", "unreadable", "written", "not_written", "waited",
            "made_by_others", "evicted", "bytes_read", "bytes_written")
 TOLD = 16
@@ -106,7 +109,9 @@ class Folder:
     told: deque[str] = field(default_factory=lambda: deque[str](maxlen=TOLD))
     """Why entries were refused, not found or not written, the newest last."""
     trouble: str = ""
-    """Why nothing is written any more; empty while it is."""
+    """Why nothing is written at present; empty while it is."""
+    _resumes: float = 0.0
+    """When it is tried again."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _written: Iterator[int] = field(default_factory=itertools.count)
     _foreign: set[str] = field(default_factory=set[str])
@@ -224,7 +229,7 @@ class Folder:
                     path.unlink()
             return None
         self._note("bytes_read", len(data))
-        if time.time() - about.st_mtime > RENEW_S:
+        if not is_recent(about.st_mtime, RENEW_S):
             with contextlib.suppress(OSError):
                 os.utime(path)
         return found
@@ -247,7 +252,7 @@ class Folder:
         return kept
 
     def _write(self, name: str, data: bytes) -> bool:
-        if self.root is None or self.trouble or len(data) > min(MAX_ENTRY, self.limit):
+        if self.root is None or self._rests() or len(data) > min(MAX_ENTRY, self.limit):
             self._note("not_written")
             return False
         own, path = self._paths(name)
@@ -264,19 +269,24 @@ class Folder:
                 with contextlib.suppress(OSError):
                     new.unlink(missing_ok=True)
         except OSError as e:
-            self.trouble = f"entries cannot be written: {e.strerror}"
+            self.trouble, self._resumes = f"entries cannot be written: {e.strerror}", time.monotonic() + RETRY_S
             self._note("not_written")
             self.tell(self.trouble)
             return False
+        self.trouble = ""
         self._foreign.discard(name)  # from here on the file is there
         self._note("written")
         self._note("bytes_written", len(data))
         return True
 
+    def _rests(self) -> bool:
+        """Whether nothing is written so shortly behind a write that failed."""
+        return bool(self.trouble) and time.monotonic() < self._resumes
+
     @contextlib.contextmanager
     def making(self, address: Address, patience_s: float, stop: Callable[[], bool] = lambda: False) -> Generator[bool]:
         """While it is open, no other process makes this entry; False where that cannot be had."""
-        if self.root is None or self.trouble:
+        if self.root is None or self._rests():
             yield False
             return
         begin = time.monotonic()
@@ -304,7 +314,7 @@ class Folder:
             return 0
         for path in (*self.root.glob(".new-*"), *self.root.glob(f"{LOCKS}/*")):
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > STALE_S:
+                if not is_recent(path.stat().st_mtime, STALE_S):
                     path.unlink()
         held = self.entries()
         total = sum(h.bytes for h in held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from hotfuse.base.clock import is_recent
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, machine_text, toolchain, versions
@@ -105,4 +106,4 @@ def verdict(kind: str, subject: str, basis: Mapping[str, str], make: Callable[[]
 
 
 def _holds(found: Message) -> bool:
-    return "because" not in found[0] or time.time() - float(found[0]["at"]) < BELIEVED_S
+    return "because" not in found[0] or is_recent(float(found[0]["at"]), BELIEVED_S)

@@ -29,7 +29,7 @@ from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
 from hotfuse.ops.own.assume import OtherPath
 from hotfuse.runtime.observe.repeats import InputRepeats
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import Plan, not_made
 from hotfuse.runtime.plans import Capture, Plans
 from hotfuse.runtime.samples import CallSamples, made_up, snapshot
 from hotfuse.runtime.serve.effects import effects_of
@@ -122,8 +122,10 @@ class GraphAdmission:
             if done is None:
                 return []
             graph, versions = done.captured.graph, versions_of(done.weights)
-            plan, taken = self._compile(graph, done.weights), self._plans.originals.take(done.watch.owned(done.weights).values())
+            taken = self._plans.originals.take(done.watch.owned(done.weights).values())
             better = self.remembered(graph, done.weights, inputs)
+            won = better is not None and better.recipe is not None and better.recipe.verdict is not None
+            plan = None if won else self._compile(graph, done.weights)
             return [RecalledStart(done.calls or call, done, plan, better, generation, taken, versions)]
         except Exception:  # the capture that follows does the same, and tells what is wrong
             self._log.count("not_recalled")
@@ -211,7 +213,8 @@ class GraphAdmission:
             self.ahead(done.captured.graph, done.weights, sample.inputs, heat=waited, seconds=waited * sample.seconds)
             plan = self._compile(done.captured.graph, done.weights)
         else:
-            done, plan = recalled.done, recalled.baseline
+            done = recalled.done
+            plan = recalled.baseline or not_made(done.captured.graph, done.weights)
             self._watching(done.watch)
         graph = done.captured.graph
         lies = outer_facts(graph, [(t.shape, t.stride()) for t in sample.inputs])
@@ -227,6 +230,7 @@ class GraphAdmission:
         try:
             shown = None if recalled is None else self._gives(recalled.proven, sample, expected)
             if shown is None:
+                plan = self._made(plan, done)
                 self._compare(plan, done, sample, expected, lull)
         except OtherPath as e:  # an earlier process followed another one
             raise CaptureError("the captured graph is for calls that take another path", because=e.what, why=Why.OTHER_PATH) from e
@@ -273,10 +277,14 @@ class GraphAdmission:
         if shown is not None and recalled is not None and self.take_up is not None:
             races = self.take_up(entry, recalled, shown)
             try:
-                self._compare(plan, done, sample, expected, lull)
+                made = self._made(plan, done)
+                self._compare(made, done, sample, expected, lull)
             except Exception:
                 self._plans.drop_all()
                 raise
+            with self._plans.lock:
+                entry.plan = made if entry.plan is plan else entry.plan
+                entry.baseline = plan = made
             if not races:
                 entry.own, entry.improving, entry.trying = False, False, None
         self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
@@ -291,6 +299,10 @@ class GraphAdmission:
             older.replaced = True
             site.remove(older)
             self._plans.call_sampler.forget(older.key)
+
+    def _made(self, plan: Plan, done: Capture) -> Plan:
+        """Tier 0, where a plan that won in an earlier process was made ready before it."""
+        return plan if plan.artifacts else self._compile(done.captured.graph, done.weights)
 
     def _gives(self, better: Plan | None, sample: CallSample, expected: Sequence[Any]) -> tuple[float, float] | None:
         """Seconds of the model's own code and of a plan of an earlier process that gives the same answer; None where it does not:

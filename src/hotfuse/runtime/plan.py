@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotfuse.backends.protocol import Artifact, Backend, LoadedRun, Run
 from hotfuse.backends.pycode import flat_function
+from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.account import Account
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
@@ -177,6 +178,15 @@ def assemble(
     memory = PlanMemory(constants=sum(a.bytes for a in pieces))
     run = chained(graph, units, weights)
     return Plan(partitioning, tuple(pieces), run, tier, units=tuple(units), weights=weights, memory=memory)
+
+
+def not_made(graph: Graph, weights: Mapping[str, Any]) -> Plan:
+    """Stands for tier 0 of a graph until that is made: no call runs in it."""
+
+    def run(*_inputs: Any) -> tuple[Any, ...]:
+        raise InternalError(f"tier 0 of {graph.name} has not been made")
+
+    return Plan(Partitioning(graph, ()), (), run, 0, weights=weights)
 
 
 def piece_of(graph: Graph, part: Partition) -> Graph:

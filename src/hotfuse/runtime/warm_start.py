@@ -1,12 +1,13 @@
 """What the cache knows of a model is made ready while the model's own code answers its first call.
 
     first call   own code ..............answer
-    beside it    name, graph, tier 0, code, packed weights | one run, compared with that answer, serves | tier 0 is compared
+    beside it    name, graph, code, packed weights | one run, compared with that answer, serves | tier 0 is made and compared
 
-A plan that won in an earlier process and gives the model's own answer serves before tier 0 has been compared, which takes a call's
-time once more. Until it has, the model's own code stands in for tier 0. A plan that was proven there and no more takes turns with
-the model's own code at once; one that was not even proven is proven and raced when tier 0 serves. What changed during the call (a
-cache that a first call makes) shows in the watch over the model, and everything is made again as for a model that nobody knows.
+A plan that won in an earlier process and gives the model's own answer serves before tier 0 has been made and compared, which takes
+as long as reading all of that plan, and a call's time once more. Until it has, the model's own code stands in for tier 0. A plan
+that was proven there and no more takes turns with the model's own code at once; one that was not even proven is proven and raced
+when tier 0 serves. What changed during the call (a cache that a first call makes) shows in the watch over the model, and everything
+is made again as for a model that nobody knows.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class RecalledStart:
     calls: CallSpec
     """That the graph is for: those of an earlier process may have shown more dims that vary than the first one here does."""
     done: Capture
-    baseline: Plan
+    baseline: Plan | None
+    """Tier 0; None where that is made behind `better`, which won in an earlier process."""
     better: Plan | None
     """The plan of kernels that an earlier process made, with this process's weights."""
     generation: int

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
+from hotfuse.base.clock import is_recent
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.cache.place import folder_of
@@ -35,7 +34,7 @@ def kept_peaks(name: str, settings: Settings) -> DevicePeaks | None:
         peaks = peaks_from(found[0])
     except ValueError:  # of another version of ours: it is measured again
         return None
-    return peaks if time.time() - peaks.at < BELIEVED_S else None
+    return peaks if is_recent(peaks.at, BELIEVED_S) else None
 
 
 def known_rates(device: torch.device, settings: Settings) -> DeviceRates:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from hotfuse.backends import registry
+from hotfuse.base.clock import is_recent
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, versions
@@ -48,6 +49,6 @@ def remembered_kernels(graph: str, machine: str, settings: Settings, *, tf32: bo
     found = RememberedKernels(Address("device tuning", digest(graph), basis), settings)
     folder = folder_of(settings)
     kept = None if folder is None else folder.get(found.address)
-    if kept is not None and time.time() - float(kept[0]["at"]) < BELIEVED_S:
+    if kept is not None and is_recent(float(kept[0]["at"]), BELIEVED_S):
         found.tilings = {str(k): str(v) for k, v in kept[0]["tilings"].items()}
     return found

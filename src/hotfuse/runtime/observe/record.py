@@ -17,13 +17,13 @@ import hashlib
 import itertools
 import os
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotfuse.base.clock import is_recent
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.lazy_dataclass import dataclass
@@ -182,9 +182,10 @@ class Recorder:
                 return None
             store, basis = self._here().store, self._basis(rests)
             past = [d for d in store.decisions(key, LOOKED_BACK) if d.evidence.get("attempt") == attempt]
-            here = [d for d in past if d.evidence.get("basis") == basis and time.time() - d.at < FORGOTTEN_S]
+            here = [d for d in past if d.evidence.get("basis") == basis and is_recent(d.at, FORGOTTEN_S)]
             lost = list(itertools.takewhile(_certainly_lost, here))  # the newest first
-            if len(lost) < BELIEVED or time.time() - lost[0].at > min(BELIEVED_S * 2 ** (len(lost) - BELIEVED), FORGOTTEN_S):
+            believed_s = min(BELIEVED_S * 2 ** (len(lost) - BELIEVED), FORGOTTEN_S)
+            if len(lost) < BELIEVED or not is_recent(lost[0].at, believed_s):
                 return None
             return {**lost[0].evidence, "times": len(lost)}
         except Exception as e:  # then it is tried

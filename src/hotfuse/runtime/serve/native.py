@@ -1,8 +1,8 @@
 """A plan of native runs: what the worker made, linked into this process and chained with what stayed with the library.
 
 A run is entered once for all its partitions. Each partition still has an artifact of its own: the fallback of the run, which
-serves calls that native code does not (a tensor that lies otherwise, a branch without native code), is their chain. Their glue is
-made when it is first needed.
+serves calls that native code does not (a tensor that lies otherwise, a branch without native code), is their chain. The chain and
+their glue are made when they are first needed.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[PlanUnit], shared: _Share
     kernels = {i: k.address for i, k in enumerate(shared.loaded)}
     words = [shared.constants.word(w, kernels) for w in code.words]
     shared.switches += [memory for _, memory in words if isinstance(memory, Switch)]
-    fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
+    weights = shared.weights
+    fallback = _Later(lambda: chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, weights))
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
     assumes = any(n.op == ASSUME for n in graph.nodes)
     native = shared.backend.load_run(code, [address for address, _ in words], keep, fallback, assumes=assumes)
