@@ -125,6 +125,9 @@ class PaddedEncoder(nn.Module):
                 return self.head(x[:, -1])
             case "counted":
                 return self.head(x[torch.arange(x.shape[0]), mask.sum(1) - 1])
+            case "told":  # as classifiers of transformers' decoders find the last token
+                places = torch.arange(x.shape[1], device=x.device, dtype=torch.int32)
+                return self.head(x)[torch.arange(x.shape[0], device=x.device), (places * mask.to(torch.int32)).argmax(-1)]
             case "gathered":
                 at = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, x.shape[2])
                 return self.head(x.gather(1, at).squeeze(1))
@@ -136,11 +139,51 @@ class PaddedEncoder(nn.Module):
                 return torch.einsum("bsd,bs->bd", x, mask.to(x.dtype)) / rows.sum(1)
             case "largest":
                 return x.masked_fill(rows == 0, -torch.inf).amax(1)
+            case "weighed, low":
+                weights = self.score(x).squeeze(-1).masked_fill(mask == 0, -1e9).softmax(1)
+                return torch.einsum("bs,bsd->bd", weights, x)
+            case "weighed, lowered":
+                weights = (self.score(x) + ((1.0 - rows.to(x.dtype)) * -1e9)).softmax(1)
+                return (x * weights).sum(1)
+            case "lowered scores":  # dead rows' scores are a result as well
+                scores = self.score(x) + ((1.0 - rows.to(x.dtype)) * -1e9)
+                return torch.cat([(x * scores.softmax(1)).sum(1), scores.squeeze(-1)], 1)
             case "weighed":
                 weights = self.score(x).squeeze(-1).masked_fill(mask == 0, -torch.inf).softmax(1)
                 return (x * weights[..., None]).sum(1)
             case _:
                 return x
+
+
+class MaskedInside(nn.Module):
+    """An encoder that makes its mask by itself: of token numbers, 0 being padding, or of lengths."""
+
+    def __init__(self, made: str, pools: str = "mean") -> None:
+        super().__init__()
+        self.made, self.encoder = made, PaddedEncoder("filled" if made == "both" else "bool", pools)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        match self.made:
+            case "not padding":
+                return self.encoder(ids, (ids != 0).long())
+            case "both":  # asked twice, and of two numbers
+                return self.encoder(ids, ids.ne(0).long()) + (ids == 0).sum(1, keepdim=True)
+            case "neither of two":
+                return self.encoder(ids, ((ids != 0) & (ids != 1)).long())
+            case "longer":
+                assert lengths is not None
+                return self.encoder(ids, (~(places[None] >= lengths[:, None])).long())
+            case _:
+                assert lengths is not None
+                return self.encoder(ids, (places.expand(ids.shape) < lengths.unsqueeze(1)).long())
+
+    def batch(self, sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, ...]:
+        """Token numbers of which such a part is real, or so many of each sequence as lengths say."""
+        ids, mask = batch(sequences, rows, share)
+        if self.made in ("not padding", "both", "neither of two"):
+            return ((2 + ids % (TOKENS - 2)) * mask,)
+        return ids, torch.randint(1, max(2, round(2 * share * rows)), (sequences,)).clamp(max=rows)
 
 
 class AttendingEncoder(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import hotfuse
@@ -18,7 +19,7 @@ from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.serve.packing import PackedRun, Padded
 from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, padded_traffic
 from hotfuse.specialize.row_demands import CannotPack
-from tests.padded import AttendingEncoder, LibraryEncoder, PaddedEncoder, batch, features
+from tests.padded import AttendingEncoder, LibraryEncoder, MaskedInside, PaddedEncoder, batch, features
 
 CAPTURED = Settings(capture="inline", tiers=0)
 Batches = Callable[..., tuple[torch.Tensor, ...]]
@@ -109,13 +110,114 @@ def test_other_orders_stay_padded() -> None:
     assert_right(model, found, plan, batch(3, 16))
 
 
-@pytest.mark.parametrize("pools", ["expanded mean", "last", "largest", "weighed", "a product", "a product, turned", "an einsum"])
+@pytest.mark.parametrize("pools", ["expanded mean", "last", "largest", "weighed", "weighed, low",
+                                   "weighed, lowered", "a product", "a product, turned", "an einsum"])
 def test_every_reading_of_the_result(pools: str) -> None:
     model = PaddedEncoder(pools=pools)
     found, plan = packed(model, dynamic=pools == "last")
     assert found.packing.products >= 7
     for sequences, rows in ((3, 16), (2, 2), (5, 30)) if pools == "last" else ((3, 16),):
         assert_right(model, found, plan, batch(sequences, rows))
+
+
+def test_scores_that_are_a_result_keep_what_they_are_at_dead_rows() -> None:
+    model = PaddedEncoder(pools="lowered scores")
+    with pytest.raises(CannotPack):
+        packed(model)
+
+
+@pytest.mark.parametrize("attends", ["causal", "causal, grouped"])
+def test_the_last_row_of_sequences_that_are_padded_in_front(attends: str) -> None:
+    """Its layer computes one query of each sequence (`simplify.picked_rows`), which no key is ahead of."""
+
+    def behind(sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = torch.randint(1, max(2, round(2 * share * rows)), (sequences, 1)).clamp(max=rows)
+        return batch(sequences, rows)[0], (torch.arange(rows) >= rows - lengths).long()
+
+    class Causal(PaddedEncoder):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            keys = torch.arange(mask.shape[1])
+            seen = (keys[None, :] <= keys[:, None])[None, None] & mask.bool()[:, None, None, :]
+            x = self.tokens(ids)
+            for layer in self.layers:
+                q, k, v = (t.view(*ids.shape, self.heads, -1).transpose(1, 2) for t in layer["qkv"](x).chunk(3, -1))
+                x = x + layer["out"](F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2))
+                x = x + layer["down"](F.gelu(layer["up"](x)))
+            return self.head(x[:, -1])
+
+    model = Causal() if attends == "causal" else PaddedEncoder(attends, pools="last")
+    found, plan = packed(model, behind)
+    assert found.packing.products >= 5 and found.packing.last
+    for share in (0.1, 0.4, 1.0):
+        inputs = behind(3, 16, share)
+        if not found.packing.first or bool(inputs[1][:, 0].all()):
+            assert_right(model, found, plan, inputs)
+    dead = behind(3, 16)
+    dead[1][1, -1] = 0
+    assert found.packer(dead) in (Padded.POSITION, Padded.EMPTY)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("made", ["not padding", "both", "neither of two", "longer", "shorter"])
+def test_masks_that_a_model_makes_by_itself(made: str, dynamic: bool) -> None:
+    model = MaskedInside(made)
+    found, plan = packed(model, model.batch, dynamic=dynamic)
+    assert found.packing.products == 10 and found.packer.maker is not None
+    assert found.packer.maker.tells == ((1,) if made in ("longer", "shorter") else (0,))
+    for sequences, rows in ((3, 16), (1, 5), (4, 2)) if dynamic else ((3, 16),):
+        for share in (0.05, 0.4, 1.0):
+            assert_right(model, found, plan, model.batch(sequences, rows, share))
+    empty = tuple(torch.zeros_like(t) if made in ("longer", "shorter") and i else t for i, t in enumerate(model.batch(3, 16)))
+    if made in ("longer", "shorter"):
+        assert found.packer(empty) is Padded.EMPTY
+    else:
+        assert found.packer((torch.zeros(3, 16, dtype=torch.int64),)) is Padded.EMPTY
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_row_at_a_place_that_inputs_tell(dynamic: bool) -> None:
+    """Where it is dead, all of it is computed; its mask is an input, or made of one."""
+    model = PaddedEncoder(pools="told")
+    found, plan = packed(model, dynamic=dynamic)
+    assert found.packing.products >= 7 and found.packer.place is not None
+    for share in (0.1, 0.4, 1.0):
+        assert_right(model, found, plan, batch(3, 16, share))
+    inside = MaskedInside("not padding", "told")
+    found, plan = packed(inside, inside.batch, dynamic=dynamic)
+    assert found.packing.products >= 7 and found.packer.maker is not None and found.packer.place is not None
+    for share in (0.1, 0.4, 1.0):
+        assert_right(inside, found, plan, inside.batch(3, 16, share))
+
+    class Largest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = PaddedEncoder(pools="nothing")
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.encoder(ids, mask)[torch.arange(ids.shape[0]), ids.argmax(1)]
+
+    def ended(sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, mask = batch(sequences, rows, share)
+        return (ids % 40).scatter(1, mask.argmax(1, keepdim=True), 49), mask
+
+    other = Largest()
+    found, plan = packed(other, ended, dynamic=dynamic)
+    assert_right(other, found, plan, ended(3, 16))
+    ids, mask = ended(3, 16)
+    mask[1], mask[1, 3:9], ids[1, 12] = 0, 1, 49
+    assert found.packer((ids, mask)) is Padded.POSITION, "row 0, which is the first of the largest, is dead"
+
+
+def test_what_only_looks_like_a_mask_is_none() -> None:
+    """Which keys live follows from numbers that an attention computes, or from floats: nothing cheap makes it again."""
+
+    class OfScores(PaddedEncoder):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            seen = (self.score(self.tokens(ids)).squeeze(-1) > 0).long()
+            return super().forward(ids, torch.cat([torch.ones_like(seen[:, :1]), seen[:, 1:]], 1)) + mask.sum()
+
+    with pytest.raises(CannotPack, match="no mask of rows is made of inputs|no attention's keys"):
+        packed(OfScores(), lambda b, s, share=0.4: (torch.randint(0, 50, (b, s)), torch.randint(0, 9, (b, s))))
 
 
 @pytest.mark.parametrize("pools", ["counted", "gathered"])
@@ -200,8 +302,15 @@ def test_what_cannot_be_packed_says_why() -> None:
     found, plan = packed(model)  # what comes behind the last attention, for the mean
     assert 0 < found.packing.products < 5
     assert_right(model, found, plan, batch(3, 16))
-    with pytest.raises(CannotPack, match="no attention's keys are hidden"):
+    with pytest.raises(CannotPack, match="shows padded rows"):
         packed(Both(pools="nothing"))
+
+    class Open(PaddedEncoder):
+        def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q, k, v)
+
+    with pytest.raises(CannotPack, match="no attention's keys are hidden"):
+        packed(Open(pools="nothing"))
     with pytest.raises(NotPadded, match="100% of all rows live"):
         packed(PaddedEncoder(), lambda b, s: (batch(b, s)[0], torch.ones(b, s, dtype=torch.int64)))
 

@@ -20,7 +20,7 @@ from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddingLayer
 from hotfuse.runtime.tierup.tier2 import PACKED, PACKED_BY_LIBRARY, PADDED_CALLS
 from hotfuse.specialize.table import PADDING, AttemptKey
-from tests.padded import PaddedEncoder, batch
+from tests.padded import MaskedInside, PaddedEncoder, batch
 from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -74,6 +74,47 @@ def test_padded_batches_are_packed_and_other_masks_are_served_right() -> None:
     deployed = [d for d in fast._engine.log.decisions if d.action is Action.DEPLOY and d.evidence.get("mask")]
     assert deployed and 0.2 < float(deployed[0].evidence["live"]) < 0.7
     fast.close()
+
+
+@pytest.mark.parametrize("made", ["not padding", "longer"])
+def test_masks_that_a_model_makes_by_itself_are_packed(made: str) -> None:
+    model = MaskedInside(made).eval()
+    exact = MaskedInside(made).double().eval()
+    exact.load_state_dict({k: v.double() for k, v in model.state_dict().items()})
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+
+    def right(*inputs: torch.Tensor) -> None:
+        torch.testing.assert_close(fast(*inputs).double(), exact(*inputs), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+    for _ in range(40):
+        right(*model.batch(3, 16))
+    entry = entry_of(fast)
+    assert entry.plan.layers == (AttemptKey(PADDING),) and entry.plan.tier == 2, str(fast.explain())
+    for _ in range(10):
+        right(*model.batch(3, 16, 0.1))
+        right(*model.batch(3, 16, 1.0))
+    empty = [t.clone() for t in model.batch(3, 16)]
+    empty[-1][1] = 0  # a sequence of which nothing lives
+    right(*empty)
+    (bet,) = fast.explain().to_dict()["sites"][0]["plans"][0]["bets"]
+    assert bet["row"] == PADDING and bet["held"] >= 10 and bet["missed"] >= 1, bet
+    told = "tensors_1" if made == "longer" else "tensors_0"  # the input that a user knows, not what the graph makes of it
+    assert f"bet on: packed rows ({told}): held in" in str(fast.explain()), "people read the first lines"
+    assert bet["values"] == [told] and f"rows that a mask made of {told} hides" in str(fast.explain(full=True))
+    fast.close()
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+def test_a_session_packs_what_its_file_masks_by_itself() -> None:
+    model, file = MaskedInside("not padding").eval(), io.BytesIO()
+    torch.onnx.export(model, model.batch(3, 16), file, input_names=["ids"], dynamic_axes={"ids": {0: "b", 1: "s"}}, dynamo=False)
+    session: Any = hotfuse.InferenceSession(file.getvalue(), settings=INLINE)
+    for _ in range(30):
+        (ids,) = model.batch(3, 16)
+        (got,) = session.run(None, {"ids": ids.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), model(ids), rtol=1e-4, atol=1e-5)
+    assert entry_of(session).plan.counters().get("packed_calls", 0) > 0, str(session.explain(full=True))
+    session.close()
 
 
 def test_what_outputs_show_is_computed_unless_the_user_says_otherwise() -> None:

@@ -176,6 +176,20 @@ def test_what_comes_once_is_not_computed_apart_and_what_comes_again_stays_kept(e
     assert made.count("whole") == 4000 - run.hits - made.count("kept")
 
 
+def test_lucky_calls_of_the_plan_there_was_end_nothing(parts: Parts) -> None:
+    """The least of all stood for what a call takes: keeping, which saves half of the time, was given up again and again."""
+    run, y, same = parts.run, torch.randn(6), torch.full((6,), -1.0)
+    parts.takes["rest"], hits, lucky = 1.5, 0, 0
+    for n in range(2000):
+        fresh = n % 2 == 1
+        parts.takes["whole"] = 1.2 if n % 16 == 1 else 3.0
+        lucky += n % 16 == 1
+        x = torch.full((6,), float(n)) if fresh else same
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+        hits += not fresh
+    assert lucky > 100 and run.hits > 0.95 * hits and run.saved_s > 0, run.counters()
+
+
 def test_new_contents_that_come_again_are_kept_when_they_first_come(parts: Parts) -> None:
     run, made, y = parts.run, parts.made, torch.randn(6)
     for n in range(kept_results.TIMED + 500):  # one image, ten prompts

@@ -25,7 +25,7 @@ from hotfuse.runtime.observe.data_sizes import data_sizes
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.traffic import as_planned, mix_of, traffic_of
 from hotfuse.runtime.samples import CallSamples
-from hotfuse.runtime.tierup.rows import _hidden, _multiplies
+from hotfuse.runtime.tierup.rows import PROPOSERS, _hidden, _multiplies
 from hotfuse.specialize.table import PADDING, ZERO_ROWS, row
 from tests.contract.test_seen_costs import PICKED
 from tests.races import kernels_win
@@ -172,6 +172,24 @@ def test_zeros_are_worth_the_time_of_the_products_that_they_are_in() -> None:
     assert _multiplies(context, entry, cold) == pytest.approx(0.02), "too fast to be told apart: at most what the others leave"
     entry.findings = ()
     assert _multiplies(context, entry, hot) == row(ZERO_ROWS).saves, "nobody has looked"
+
+
+def test_zeros_of_a_mask_say_nothing_of_what_products_multiply() -> None:
+    """Inputs are seen long before what flows through tier 1 is: refused by them, rows of zeros were never looked for."""
+    names = Names()
+    number = names.graph("a model")
+    mask, hidden = (zeros(names.item(number, n), share) for n, share in (("mask", 0.8), ("hidden", 0.9)))
+    shown: list[ValueSeen] = [mask]
+    sampler: Any = SimpleNamespace(
+        known=lambda _key: (number, None, names), seen=lambda _key: GraphSeen(1, 99, (), tuple(shown), (), (), (), (), 0),
+    )
+    context: Any = SimpleNamespace(plans=SimpleNamespace(call_sampler=sampler))
+    entry: Any = SimpleNamespace(key=0, plan=SimpleNamespace(tier=1, sides=None), baseline=None, refused={},
+                                 findings=(found(0.96, "hidden"), found(0.04, "mask too")))  # fmt: skip
+    assert PROPOSERS[ZERO_ROWS](context, entry, entry) is None
+    shown.append(hidden)
+    proposed = PROPOSERS[ZERO_ROWS](context, entry, entry)
+    assert proposed is not None and (proposed.saves, proposed.share) == (0.96, 0.9)
 
 
 def test_packing_is_expected_to_save_the_rows_that_masks_hide() -> None:

@@ -14,18 +14,18 @@ Zero times anything is zero here: a user of these facts must make sure that dead
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 
+from hotfuse.analysis.attention import HIDES
 from hotfuse.analysis.front_masks import front_tests
 from hotfuse.analysis.index_sums import IndexSums
-from hotfuse.analysis.row_axes import AxisIndex, NotByRows, Relation, carries, shape_of
+from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of
 from hotfuse.analysis.uniform import SPREAD, evaluated, number_of
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, readers
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
@@ -77,20 +77,43 @@ _MAX_ELEMENTS = 1 << 16
 """Elements of the largest weight that is looked through."""
 
 
-def mask_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, front: bool = False) -> dict[str, MaskFact]:
-    """Of every value that a mask decides, or that is one number; `front`: where live rows lie in front of all others."""
-    return MaskFactPass(graph, mask, weights, front=front).run()
+@dataclass(frozen=True, slots=True)
+class OrderedFact:
+    """What a value is by the order of two rows (`analysis.ordered_masks`)."""
+
+    seen: MaskFact
+    """Where the key is the query's own row, or before it."""
+    ahead: MaskFact
+    axes: tuple[int, int]
+    """Of queries, and of keys."""
+
+
+def mask_facts(
+    graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, front: bool = False,
+    ordered: Mapping[str, OrderedFact] | None = None,
+) -> dict[str, MaskFact]:  # fmt: skip
+    """Of every value that a mask decides, or that is one number; `front`: where live rows lie in front of all others.
+
+    `ordered`: values that the order of two rows decides as well. What is cut from them for the last query, which no key is ahead
+    of, is decided by the mask alone.
+    """
+    return MaskFactPass(graph, mask, weights, front=front, ordered=ordered).run()
 
 
 class MaskFactPass:
     """One pass over a graph; `analysis.ordered_masks` makes it under an assumption."""
 
-    def __init__(self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, front: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, front: bool = False,
+        ordered: Mapping[str, OrderedFact] | None = None,
+    ) -> None:  # fmt: skip
         self.graph, self.mask = graph, mask
         self.known: dict[str, MaskFact] = {}
         self._indices = IndexSums(graph, weights)
         self.sums = self._indices.found
         self._fronts = front_tests(graph) if front else {}
+        self._readers, self._returned = readers(graph), {v.name for v in output_values(graph)}
+        self._ordered = ordered or {}
         for p in graph.params:
             w = weights.get(p.key)
             if w is None or not isinstance(p.value.type, TensorType) or not 0 < w.numel() <= _MAX_ELEMENTS or w.is_meta:
@@ -122,6 +145,8 @@ class MaskFactPass:
             return self._filled(node, _FILLED[op])
         if op in _POSITIONAL:
             return None
+        if op in ("aten.slice", "aten.select") and (last := self._of_last_query(node)) is not None:
+            return last
         if op == "aten.index":
             return self._indexed(node)
         if node.outs[0].name in self._fronts:
@@ -140,6 +165,26 @@ class MaskFactPass:
                 return MaskFact(fact.dead, fact.live, self._places(node, [x]))
             found = self._evaluated(node, tensors) if all(v.name in self.known for v in tensors) else None
             return self._absorbed(node) if found is None else found
+        except NotByRows:
+            return None
+
+    def _of_last_query(self, node: Node) -> MaskFact | None:
+        """What an ordered mask is for the last query: no key is ahead of it."""
+        x = node.args[0]
+        order = self._ordered.get(x.name) if isinstance(x, Value) else None
+        if order is None or order.seen.live is None or not isinstance(x, Value):
+            return None
+        queries, rank, axis = order.axes[0], len(shape_of(x)), argument(node, "dim", 0)
+        if not isinstance(axis, int) or axis % rank != queries:
+            return None
+        rows = shape_of(x)[queries]
+        first = argument(node, "index") if packet(node.op) == "aten.select" else argument(node, "start", 0)
+        if first != -1 and not (isinstance(rows, int) and first == rows - 1):
+            return None
+        if packet(node.op) == "aten.slice" and (shape_of(node.outs[0])[queries] != 1 or argument(node, "step", 1) != 1):
+            return None
+        try:
+            return MaskFact(order.seen.dead, order.seen.live, self._moved(node, x, order.seen.places))
         except NotByRows:
             return None
 
@@ -180,10 +225,12 @@ class MaskFactPass:
             dead, by = (more[1], more[0]) if bool(f.dead) else (None, None)
         elif op == "aten.where" and len(node.args) == 3 and isinstance(x, Value) and (f := self.known.get(x.name)) is not None:
             dead, by = more[0] if bool(f.dead) else more[1], x
+        elif op == "aten.add" and (lowered := self._lowered(node)) is not None:
+            dead, by = lowered
         elif op in _SOFTMAX and isinstance(x, Value) and (f := self.known.get(x.name)) is not None and f.places is not None:
             along = argument(node, "dim")
             row = f.places.row
-            if row is not None and along in (row.axis, row.axis - len(shape_of(x))) and bool(f.dead == -math.inf):
+            if row is not None and along in (row.axis, row.axis - len(shape_of(x))) and bool(f.dead <= -HIDES):
                 return MaskFact(number_of(node.outs[0], 0), None, f.places)
         if isinstance(dead, Value):
             of = self.known.get(dead.name)
@@ -192,25 +239,40 @@ class MaskFactPass:
             return None
         return MaskFact(number_of(node.outs[0], dead), None, self._places(node, [by]))
 
+    def _lowered(self, node: Node) -> tuple[float, Value] | None:
+        """What lowers scores so far that a softmax, which alone reads them, makes 0 of them: the number, and what adds it."""
+        if len(node.args) != 2 or node.attrs or not self._for_softmax(node.outs[0]):
+            return None
+        for v in node.ins:
+            f = self.known.get(v.name)
+            if f is not None and f.places is not None and f.live is not None and bool(f.live == 0) and bool(f.dead <= -HIDES):
+                return f.dead.item(), v
+        return None
+
+    def _for_softmax(self, v: Value) -> bool:
+        reading = (packet(self.graph.nodes[i].op) for i in self._readers.get(v.name, ()))
+        return v.name not in self._returned and all(op in _SOFTMAX for op in reading)
+
     def _places(self, node: Node, operands: list[Value]) -> RowPlaces | None:
         """The places in a result, which all operands that have any agree on; raises NotByRows where they do not."""
-        out = shape_of(node.outs[0])
-        found: dict[RowPlaces, None] = {}
-        relations: Mapping[str, Relation] | None = None
+        found: dict[RowPlaces | None, None] = {}
         for v in operands:
-            places = self.known[v.name].places
-            if places is None:
-                continue
-            relations = carries(node).operands if relations is None else relations
-            relation, x = relations[v.name], shape_of(v)
-            sequence, row = places.sequence, places.row
-            found[RowPlaces(
-                None if sequence is None else relation.forward(sequence, self.mask.sequences, x, out),
-                None if row is None else relation.forward(row, self.mask.rows, x, out),
-            )] = None  # fmt: skip
+            if (places := self.known[v.name].places) is not None:
+                found[self._moved(node, v, places)] = None
         if len(found) > 1:
             raise NotByRows("two masks that lie otherwise")
         return next(iter(found), None)
+
+    def _moved(self, node: Node, v: Value, places: RowPlaces | None) -> RowPlaces | None:
+        """Places in an operand, as they are in the node's result."""
+        if places is None:
+            return None
+        relation, x, out = carries(node).operands[v.name], shape_of(v), shape_of(node.outs[0])
+        sequence, row = places.sequence, places.row
+        return RowPlaces(
+            None if sequence is None else relation.forward(sequence, self.mask.sequences, x, out),
+            None if row is None else relation.forward(row, self.mask.rows, x, out),
+        )
 
     def _indexed(self, node: Node) -> MaskFact | None:
         """A mask read at sums of indices: the axes along which these count are the result's places."""
@@ -252,6 +314,7 @@ class MaskFactPass:
             return None
         rising = left.steps and all(not isinstance(s, int) or s >= 0 for s in left.steps.values())
         return (op == "aten.ge") if rising and left.offset >= right.offset else None
+
 
 def mask_axes(v: Value) -> tuple[int, ...]:
     """The axes of a mask that are more than one long: its sequences, and their rows."""

@@ -15,10 +15,9 @@ from collections.abc import Mapping
 import torch
 
 from hotfuse.analysis.index_sums import aligned
-from hotfuse.analysis.mask_facts import MaskFact, MaskFactPass, MaskInput, constant_fact
+from hotfuse.analysis.mask_facts import MaskFact, MaskFactPass, MaskInput, OrderedFact, constant_fact
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of
 from hotfuse.analysis.uniform import number_of
-from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument
@@ -32,16 +31,6 @@ _KEY_FIRST = {"aten.le": False, "aten.gt": True}
 _QUERY_FIRST = {"aten.ge": False, "aten.lt": True}
 _MAX_ELEMENTS = 1 << 22
 """Elements of the largest weight that is compared with a triangle."""
-
-
-@dataclass(frozen=True, slots=True)
-class OrderedFact:
-    """What a value is by the order of two rows."""
-
-    seen: MaskFact
-    """Where the key is the query's own row, or before it."""
-    ahead: MaskFact
-    axes: Axes
 
 
 def ordered_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> dict[str, OrderedFact]:

@@ -33,6 +33,7 @@ from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.ops import bounded_attention, packed
 from hotfuse.ops.schema import argument, draws_random
 from hotfuse.ops.table import is_mutating, packet
+from hotfuse.specialize.derived_masks import made_of_inputs, told_rows
 from hotfuse.specialize.pooled_rows import PickedRow, picked_row
 from hotfuse.specialize.row_demands import CannotPack, MaskedAttention, RowDemands, RowMode
 from hotfuse.specialize.rows_writer import RowsWriter
@@ -57,13 +58,16 @@ class PackedInput(StrEnum):
     """i64[B]: the last."""
     COUNTED = "counted"
     """i64[B]: which of the live rows lies at the place that their number in the sequence says, less one."""
+    TOLD = "told"
+    """i64[B]: which of the live rows lies at the place that the call's inputs tell."""
     KEY_PLACES = "key places"
     """i64[T, S]: of each live row, where the live rows of its sequence lie, in order; any behind them."""
     QUERIES = "queries"
     """i64[B + 1]: one row of each sequence."""
 
 
-_PICKED = {PickedRow.FIRST: PackedInput.FIRST, PickedRow.LAST: PackedInput.LAST, PickedRow.COUNTED: PackedInput.COUNTED}
+_PICKED = {PickedRow.FIRST: PackedInput.FIRST, PickedRow.LAST: PackedInput.LAST, PickedRow.COUNTED: PackedInput.COUNTED,
+           PickedRow.TOLD: PackedInput.TOLD}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class Packing:
     last: bool
     counted: bool
     """The row at the place that the number of live rows says, less one, has to live."""
+    told: Graph | None
+    """Makes the place of a row that has to live, of inputs of the graph; None where none is read by such a place."""
     front: bool
     """Live rows have to lie in front of all others."""
     ignored: tuple[tuple[int, RowPlaces], ...]
@@ -96,7 +102,7 @@ def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tens
     ordered = ordered_facts(graph, mask, weights)
 
     def demanded(*, front: bool) -> RowDemands:
-        facts = mask_facts(graph, mask, weights, front=front)
+        facts = mask_facts(graph, mask, weights, front=front, ordered=ordered)
         found = RowDemands(graph, mask, facts, ordered, ignore_outputs=ignore_outputs, front=front)
         found.run()
         return found
@@ -166,7 +172,8 @@ class _PackedWriter(RowsWriter):
         d = self.demands
         ignored = ((i, d.outputs[v.name]) for i, v in enumerate(self.graph.outputs) if isinstance(v, Value) and v.name in d.outputs)
         return Packing(
-            self.mask, graph, order, d.products, d.first, d.last, d.counted, d.front, tuple(ignored), tuple(self.indices)
+            self.mask, graph, order, d.products, d.first, d.last, d.counted,
+            None if d.told is None else made_of_inputs(self.graph, d.told), d.front, tuple(ignored), tuple(self.indices),
         )
 
     # Parts
@@ -177,7 +184,7 @@ class _PackedWriter(RowsWriter):
             shapes: dict[PackedInput, tuple[Dim, ...]] = {
                 PackedInput.ROWS: (t,), PackedInput.POSITIONS: (t,), PackedInput.OFFSETS: (expr("+", b, 1),),
                 PackedInput.INVERSE: (b, s), PackedInput.LIVE: (b, s), PackedInput.FIRST: (b,), PackedInput.LAST: (b,),
-                PackedInput.COUNTED: (b,),
+                PackedInput.COUNTED: (b,), PackedInput.TOLD: (b,),
                 PackedInput.QUERIES: (expr("+", b, 1),), PackedInput.KEY_PLACES: (t, s),
             }  # fmt: skip
             dtype = DType.BOOL if what is PackedInput.LIVE else DType.I64
@@ -341,7 +348,7 @@ class _PackedWriter(RowsWriter):
         x, out = node.args[0], node.outs[0]
         assert isinstance(x, Value)
         places = self.demands.rows[x.name]
-        row = picked_row(node, places, self.graph, self.demands.facts)
+        row = picked_row(node, places, self.graph, self.demands.facts, told_rows(self.graph))
         assert row is not None
         tokens, b, s = self._tokens(x, places)
         rest, dtype = shape_of(tokens)[1:], self._type(x).dtype

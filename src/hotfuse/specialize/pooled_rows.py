@@ -2,12 +2,13 @@
 
     %first = select(%h: f32[B, S, 64], 1, 0)                                 the first row
     %last = index(%h, [arange(B), sum(%mask, 1) - 1])                        as many rows on as live, less one; `gather` as well
+    %end = index(%h, [arange(B), argmax(%ids, 1)])                           the row at a place that inputs tell
     %mean = bmm(%mask[:, None, :], %h)                                       dead rows count nothing; `matmul`, `einsum`
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 from hotfuse.analysis.mask_facts import MaskFact, RowPlaces
@@ -32,16 +33,24 @@ class PickedRow(StrEnum):
     LAST = "last"
     COUNTED = "counted"
     """The one at the place that the number of live rows says, less one: the last live one where these lie in front."""
+    TOLD = "told"
+    """The one at a place that a call's inputs tell."""
 
 
-def picked_row(node: Node, places: RowPlaces, graph: Graph, facts: Mapping[str, MaskFact]) -> PickedRow | None:
-    """Which row a node takes of each sequence of its first operand, where these lie there."""
+def picked_row(
+    node: Node, places: RowPlaces, graph: Graph, facts: Mapping[str, MaskFact], told: Collection[str] = ()
+) -> PickedRow | None:
+    """Which row a node takes of each sequence of its first operand, where these lie there; `told`: places that inputs tell."""
     op, x = packet(node.op), node.args[0]
     if op not in ("aten.select", "aten.slice", "aten.index", "aten.gather") or places.row is None or not isinstance(x, Value):
         return None
     if op in ("aten.index", "aten.gather"):
-        found = _indexed(node, places, graph, facts) if op == "aten.index" else _gathered(node, places, graph, facts)
-        return PickedRow.COUNTED if found else None
+        if op == "aten.gather":
+            return PickedRow.COUNTED if _gathered(node, places, graph, facts) else None
+        rows = told_place(node, places, graph)
+        if rows is None or _counts(rows, graph, facts):
+            return None if rows is None else PickedRow.COUNTED
+        return PickedRow.TOLD if rows.name in told else None
     axis, rank = argument(node, "dim", 0), len(shape_of(x))
     if not isinstance(axis, int) or axis % rank != places.row.axis:
         return None
@@ -56,20 +65,20 @@ def picked_row(node: Node, places: RowPlaces, graph: Graph, facts: Mapping[str, 
     return PickedRow.FIRST if index == 0 else PickedRow.LAST
 
 
-def _indexed(node: Node, places: RowPlaces, graph: Graph, facts: Mapping[str, MaskFact]) -> bool:
-    """`x[arange(B), counts - 1]`."""
+def told_place(node: Node, places: RowPlaces, graph: Graph) -> Value | None:
+    """The place that each sequence is read at by `x[arange(B), place]`."""
     at = node.args[1]
     if places != RowPlaces(AxisIndex(0), AxisIndex(1)) or not isinstance(at, tuple) or len(at) != 2:
-        return False
+        return None
     sequences, rows = at
     if not isinstance(sequences, Value) or not isinstance(rows, Value) or len(shape_of(sequences)) != 1 or len(shape_of(rows)) != 1:
-        return False
+        return None
     maker = makers(graph)
     made = graph.nodes[maker[sequences.name]] if sequences.name in maker else None
     if made is None or packet(made.op) != "aten.arange" or argument(made, "start", 0) != 0 or argument(made, "step", 1) != 1:
-        return False
+        return None
     x = node.args[0]
-    return isinstance(x, Value) and shape_of(sequences)[0] == shape_of(x)[0] and _counts(rows, graph, facts)
+    return rows if isinstance(x, Value) and shape_of(sequences)[0] == shape_of(x)[0] == shape_of(rows)[0] else None
 
 
 def _gathered(node: Node, places: RowPlaces, graph: Graph, facts: Mapping[str, MaskFact]) -> bool:

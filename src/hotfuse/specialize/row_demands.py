@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from hotfuse.analysis.attention import FUSED, HIDES, written
-from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, RowPlaces
-from hotfuse.analysis.ordered_masks import OrderedFact
+from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, OrderedFact, RowPlaces
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, quotient, shape_of, whole
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
@@ -21,7 +20,8 @@ from hotfuse.ir.graph import Graph, Node, Value, makers, output_values
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
-from hotfuse.specialize.pooled_rows import PickedRow, picked_row, weighed_rows
+from hotfuse.specialize.derived_masks import told_rows
+from hotfuse.specialize.pooled_rows import PickedRow, picked_row, told_place, weighed_rows
 
 EXPANDS = frozenset({"aten.expand", "aten.expand_as", "aten.broadcast_to"})
 _WORK = (Access.CONTRACTION, Access.ATTENTION)
@@ -118,6 +118,9 @@ class RowDemands:
         """Outputs of which padded rows do not matter."""
         self.products = 0
         self.first = self.last = self.counted = False
+        self.told: Value | None = None
+        """The place of each sequence's row that is read, where inputs tell it; that row has to live."""
+        self._told = told_rows(graph)
         self.front = front
         """Whether facts are for live rows that lie in front of all others."""
         self.weighed: dict[int, Value] = {}
@@ -237,13 +240,18 @@ class RowDemands:
             return None
         if not whole(hint.sequence, self.mask.sequences, shape_of(x)) or not whole(hint.row, self.mask.rows, shape_of(x)):
             return None
-        match picked_row(node, hint, self.graph, self.facts):
+        match picked_row(node, hint, self.graph, self.facts, self._told):
             case PickedRow.FIRST:
                 self.first = True
             case PickedRow.LAST:
                 self.last = True
             case PickedRow.COUNTED:
                 self.counted = True
+            case PickedRow.TOLD:
+                place = told_place(node, hint, self.graph)
+                if self.told is not None and self.told != place:
+                    return None
+                self.told = place
             case None:
                 return None
         self._want(x, hint)

@@ -8,8 +8,9 @@ from typing import Any
 
 from hotfuse.base.events import Why
 from hotfuse.runtime.observe.obstacle_log import headline
+from hotfuse.runtime.observe.savings import bet_text
 
-MOST_IN_THE_WAY = 3
+MOST_IN_THE_WAY = MOST_BETS = 3
 NOTICED = (Why.WEIGHTS_WRITTEN_UNSEEN, Why.WEIGHTS_CHANGED, Why.MODEL_CHANGED, Why.DRIFT, Why.REGRESSED, Why.SPEED_CHANGED,
            Why.RUN_FAILED, Why.BACKGROUND_FAILED)  # fmt: skip
 WHAT = {"module": "the model's own code", "0": "tier 0 (the captured graph on library kernels)", "1": "tier 1 (generated kernels)",
@@ -24,6 +25,7 @@ def summary(data: dict[str, Any]) -> list[str]:
         f"{data['model']}: {c['calls']} calls, {c['graph_calls']} in a captured graph, {c['module_calls']} in the model's own code",
         f"serves now: {_serving(plans)}{_replayed(data)}; so far {_shares(c)}",
         f"speed: {speed(plans, data['decisions'])}",
+        *(f"bet on: {line}" for line in _bets(plans)),
         f"being tried: {_trying(data['sites'])}",
         *(f"in the way: {line}" for line in _in_the_way(data["sites"], data.get("limits", ()))),
     ]
@@ -76,6 +78,13 @@ def speed(plans: list[dict[str, Any]], decisions: list[dict[str, Any]]) -> str:
     if begun:
         return f"not known yet: {max(a['rounds'] for a in begun)} rounds on live calls, too few to tell"
     return "not measured: no plan has replaced the model's own code or tier 0 yet"
+
+
+def _bets(plans: list[dict[str, Any]]) -> list[str]:
+    """What is bet on the calls of any plan, how often it held and what it saved; the first few."""
+    found = [bet_text(b) for p in plans for b in p.get("bets", ())]
+    more = [f"and {len(found) - MOST_BETS} more"] if len(found) > MOST_BETS else []
+    return found[:MOST_BETS] + more
 
 
 def _trying(sites: list[dict[str, Any]]) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from hotfuse.backends.protocol import RecordedRun, Run
+from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.device_stream import being_recorded_here
 from hotfuse.runtime.serve.backoff import Backoff
@@ -130,6 +131,9 @@ class DevicePacker:
                     return (~live).byte().argsort(dim=1, stable=True)[rows // live.shape[1]]
                 case PackedInput.QUERIES:
                     return torch.arange(live.shape[0] + 1, device=mask.device)
+                case PackedInput.TOLD:
+                    raise InternalError("a packed graph of a device reads a row by a place that inputs tell",
+                                        because="such places are made of values of the host alone")  # fmt: skip
 
         return tuple(one(what) for what in self.packer.packing.inputs)
 

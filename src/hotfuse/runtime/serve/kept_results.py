@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ FIRST_REST, MOST_DOUBLED = 16, 6
 DOUBLED_IN_VAIN = 4
 """The same where inputs did not come again: looking at the few calls behind a while costs next to nothing, so traffic that returns
 is seen within 256 calls. Where they did and keeping was slower all the same, finding out takes 32 slow calls."""
+OF_LATE = 9
+"""Calls of the plan there was that tell what one takes."""
 TIMED = 3
 """First calls that the plan there was answers, to know what it takes."""
 NOTED = 4
@@ -114,8 +117,10 @@ class RepeatedInputs:
         self._doubt = 0
         """Contents in a row that were kept when they first came, and have not come again."""
         self._resting = self._in_vain = self._doubled = 0
-        self._usual_s, self._untimed = math.inf, TIMED
-        """What a call takes in the plan there was, and how many are still to be timed for that."""
+        self._times, self._untimed = deque[float](maxlen=OF_LATE), TIMED
+        """What calls took of late in the plan there was, and how many are still to be timed for that."""
+        self._usual_s = math.inf
+        """The middle one of them: the least was taken while everything was at hand, and other calls are not."""
         self._balance_s, self._weighed = 0.0, 0
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -148,7 +153,8 @@ class RepeatedInputs:
         self.passed += 1
         begin = time.perf_counter()
         outs = self._whole(*inputs)
-        self._usual_s = min(self._usual_s, time.perf_counter() - begin)
+        self._times.append(time.perf_counter() - begin)
+        self._usual_s = sorted(self._times)[len(self._times) // 2]
         return outs
 
     def _weigh(self, seconds: float) -> None:
@@ -169,6 +175,7 @@ class RepeatedInputs:
         self._resting -= 1
         if self._resting == 0:
             self._noted, self._usual_s, self._untimed = (), math.inf, 1
+            self._times.clear()
         if not self._known or self._resting % PEEK:
             return False
         mine = [inputs[i] for i in self._takes]

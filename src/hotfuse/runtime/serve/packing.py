@@ -17,6 +17,7 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.ir.graph import Value
 from hotfuse.runtime.serve.backoff import Backoff
 from hotfuse.specialize.packing import PackedInput, Packing
 
@@ -39,12 +40,27 @@ class Padded(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Maker:
+    """What a graph makes of inputs by a few cheap operators, made of a call's."""
+
+    run: Run
+    takes: tuple[int, ...]
+    """The inputs that it is made of."""
+    tells: tuple[int, ...]
+    """Those of them whose contents are read; of others it takes the sizes."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The value."""
+        return self.run(*[inputs[i] for i in self.takes])[0]
+
+
+@dataclass(frozen=True, slots=True)
 class MaskPacker:
     """From a call's inputs to the further inputs of a packed graph."""
 
     packing: Packing
     mask: int
-    """Which input it is."""
+    """Which input it is; -1 where the call's inputs do not have it, and `maker` makes it."""
     floats: tuple[int, ...]
     """Inputs that have to be finite."""
     indices: tuple[tuple[int, int], ...]
@@ -53,20 +69,42 @@ class MaskPacker:
     """Of the mask: sequences, and their rows; others are 1 long."""
     limit: float = 1.0
     """The share of live rows up to which packing pays."""
+    maker: Maker | None = None
+    """Makes the mask of inputs, as the graph does; the packed graph is given it as its first further input."""
+    place: Maker | None = None
+    """Makes the place of the row that is read of each sequence, of inputs and a mask that is made of them."""
+
+    def mask_of(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The mask of a call."""
+        return inputs[self.mask] if self.maker is None else self.maker(inputs)
+
+    def names(self, inputs: Sequence[Value]) -> tuple[str, ...]:
+        """What the graph's inputs are called that tell which rows live."""
+        return tuple(inputs[i].name for i in (self.maker.tells if self.maker is not None else (self.mask,)))
 
     def share(self, inputs: Sequence[torch.Tensor]) -> float:
         """The part of all rows that live."""
-        mask = _on_host(inputs[self.mask])
+        mask = _on_host(self.mask_of(inputs))
         return float(np.count_nonzero(mask == self.packing.mask.live)) / mask.size if mask.size else 1.0
 
-    def live_rows(self, made: Sequence[torch.Tensor]) -> int:
-        """How many rows live, by the further inputs of a call; 0 where none of them tells."""
+    def mostly_live(self, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
+        """Whether nearly all rows live, by the further inputs of a call; not where none of them tells."""
+        mask, own = (inputs[self.mask], made) if self.maker is None else (made[0], made[1:])
         at = next((i for i, what in enumerate(self.packing.inputs) if what in _BY_ROW), None)
-        return 0 if at is None else made[at].shape[0]
+        return at is not None and own[at].shape[0] > MOSTLY_LIVE * mask.numel()
+
+    def with_all_rows(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...] | Padded]:
+        """A call as if every row lived: its inputs and further ones."""
+        mask = torch.full_like(self.mask_of(inputs), self.packing.mask.live)
+        given = tuple(inputs) if self.maker is not None else (*inputs[: self.mask], mask, *inputs[self.mask + 1 :])
+        return given, self._made(given, mask)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | Padded:
         """The further inputs, or why there are none."""
-        mask, (dead, alive) = _on_host(inputs[self.mask]), (self.packing.mask.dead, self.packing.mask.live)
+        return self._made(inputs, self.mask_of(inputs))
+
+    def _made(self, inputs: Sequence[torch.Tensor], given: torch.Tensor) -> tuple[torch.Tensor, ...] | Padded:
+        mask, (dead, alive) = _on_host(given), (self.packing.mask.dead, self.packing.mask.live)
         if mask.dtype == np.bool_:
             live = mask if alive else ~mask
         else:
@@ -84,6 +122,9 @@ class MaskPacker:
             return Padded.POSITION
         if self.packing.counted and not live[np.arange(len(each)), each - 1].all():
             return Padded.POSITION
+        place = None if self.place is None else self.place((*inputs, given) if self.maker is not None else inputs).numpy()
+        if place is not None and not _live_at(live, place):
+            return Padded.POSITION
         if self.packing.front and bool((live[:, 1:] > live[:, :-1]).any()):
             return Padded.NOT_IN_FRONT
         for i, most in self.indices:
@@ -92,9 +133,10 @@ class MaskPacker:
         for i in self.floats:
             if not bool(torch.isfinite(inputs[i].detach().sum(dtype=torch.float32))):
                 return Padded.NOT_FINITE
-        made = _made(self.packing.inputs, live, each)
-        device = inputs[self.mask].device
-        return made if device.type == "cpu" else tuple(t.to(device) for t in made)
+        made = _made(self.packing.inputs, live, each, place)
+        if self.maker is not None:
+            return given, *made
+        return made if given.device.type == "cpu" else tuple(t.to(given.device) for t in made)
 
 
 
@@ -103,7 +145,13 @@ def _on_host(mask: torch.Tensor) -> Array:
     return mask.detach().cpu().numpy()
 
 
-def _made(wanted: Sequence[PackedInput], live: Array, each: Array) -> tuple[torch.Tensor, ...]:
+def _live_at(live: Array, place: Array) -> bool:
+    """Whether a row of each sequence lives; places from behind are not counted."""
+    inside = bool(((place >= 0) & (place < live.shape[1])).all())
+    return inside and bool(live[np.arange(len(live)), place].all())
+
+
+def _made(wanted: Sequence[PackedInput], live: Array, each: Array, place: Array | None = None) -> tuple[torch.Tensor, ...]:
     offsets = np.zeros(len(each) + 1, np.int64)
     np.cumsum(each, out=offsets[1:])
     rows = np.flatnonzero(live)
@@ -127,6 +175,10 @@ def _made(wanted: Sequence[PackedInput], live: Array, each: Array) -> tuple[torc
             case PackedInput.COUNTED:
                 places = np.arange(live.shape[1]) < each[:, None]  # which of a sequence's rows stand before that place, or at it
                 return offsets[:-1] + np.count_nonzero(live & places, 1) - 1
+            case PackedInput.TOLD:
+                assert place is not None
+                places = np.arange(live.shape[1]) < place[:, None]
+                return offsets[:-1] + np.count_nonzero(live & places, 1)
             case PackedInput.KEY_PLACES:
                 return np.argsort(~live, axis=1, kind="stable")[rows // live.shape[1]]
             case PackedInput.QUERIES:
@@ -176,7 +228,7 @@ class PackedRun:
             return self.padded(*inputs)
         self.rest.held()
         self.calls += 1
-        dense = self.packer.live_rows(made) > MOSTLY_LIVE * inputs[self.packer.mask].numel()
+        dense = self.packer.mostly_live(inputs, made)
         self.mostly_live += (dense - self.mostly_live) * OF_LATE
         return self.packed(*inputs, *made)
 

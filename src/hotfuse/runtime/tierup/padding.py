@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -16,18 +16,22 @@ import torch
 
 from hotfuse.analysis.attention import attends
 from hotfuse.analysis.mask_facts import MaskInput, mask_axes
+from hotfuse.backends.library import meaning
 from hotfuse.backends.protocol import Run
+from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.literals import with_numbers
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, TensorType
+from hotfuse.ops.table import packet
 from hotfuse.runtime.plan import BetCount, Plan
-from hotfuse.runtime.serve.packing import MOSTLY_LIVE, MaskPacker, PackedRun, Padded
+from hotfuse.runtime.serve.packing import MOSTLY_LIVE, Maker, MaskPacker, PackedRun, Padded
 from hotfuse.runtime.tierup.device_padding import device_packed_plan
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.runtime.tierup.packing_share import break_even_share
 from hotfuse.simplify import simplify
+from hotfuse.specialize.derived_masks import DerivedMask, derived_mask, derived_masks
 from hotfuse.specialize.packing import Packing, packed_graph
 from hotfuse.specialize.row_demands import CannotPack
 from hotfuse.specialize.table import PADDING, AttemptKey, row
@@ -47,9 +51,10 @@ SLOW_S = 0.1
 """A first run that takes so long counts like others: what warming up adds does not show in it."""
 _MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.F32})
 
+
 def may_be_padded(graph: Graph) -> bool:
-    """Whether a graph has attention and an input that could be a mask."""
-    return attends(graph) and any(_is_mask(v) for v in graph.inputs)
+    """Whether a graph has attention and an input that could be a mask, or tell lengths that one is made of."""
+    return attends(graph) and any(_is_mask(v) or _tells_lengths(v) for v in graph.inputs)
 
 
 def enough_seen(graph: Graph, taken: int, calls: Sequence[Call]) -> bool:
@@ -58,6 +63,10 @@ def enough_seen(graph: Graph, taken: int, calls: Sequence[Call]) -> bool:
     if taken >= MIN_CALLS or at is None:
         return taken >= MIN_CALLS
     return sum(call[at].shape[mask_axes(graph.inputs[at])[0]] for call in calls) >= MIN_SEQUENCES
+
+
+def _tells_lengths(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.dtype in (DType.I64, DType.I32) and len(mask_axes(v)) == 1
 
 
 def _is_mask(v: Value) -> bool:
@@ -84,7 +93,7 @@ class PaddedTraffic:
 
     def shown(self, inputs: Call, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """Outputs with 0 at the dead rows that do not matter: what is compared of them."""
-        mask = inputs[self.packer.mask].detach()
+        mask = self.packer.mask_of(inputs).detach()
         live = mask.reshape([mask.shape[i] for i in self.packer.axes]) == self.packing.mask.live
         found = list(outputs)
         for i, places in self.packing.ignored:
@@ -105,46 +114,80 @@ def padded_traffic(
 ) -> PaddedTraffic:
     """What calls show of padding; raises CannotPack, or NotPadded where there is little of it now."""
     plain = with_numbers(graph, weights)
-    why, hidden, most = "no input is a mask of two numbers", False, 0.0
+    why, hidden, most = "no input is a mask of two numbers, and no mask of rows is made of inputs", False, 0.0
+    best: tuple[MaskPacker, list[float]] | None = None
+    for given, mask, derived in _masks(plain, weights, calls):
+        try:
+            packing = packed_graph(given, mask, weights, ignore_outputs=ignore_outputs)
+        except CannotPack as e:
+            if (e.hides_keys or not hidden) and (derived is None or (e.hides_keys and not hidden)):
+                why = str(e)
+            hidden = hidden or e.hides_keys
+            continue
+        packer = _packer(graph, given, replace(packing, graph=simplify(packing.graph)[0]), derived, weights)
+        shares = [packer.share(c) for c in calls]
+        if (mean := statistics.fmean(shares)) > MOST_LIVE:
+            most = max(most, mean)
+        elif best is None or packing.products > best[0].packing.products:
+            best = packer, shares
+            if derived is None:
+                break
+    if best is None:
+        raise NotPadded(f"{most:.0%} of all rows live") if most else CannotPack(why)
+    packer, shares = best
+    mean = statistics.fmean(shares)
+    order = sorted(range(len(calls)), key=lambda c: abs(shares[c] - mean))
+    ordered = [calls[c] for c in order]
+    able = [c for c in ordered if not isinstance(packer(c), Padded)]
+    if not able:
+        raise NotPadded(f"no kept call can be packed: {packer(ordered[0])}")
+    return PaddedTraffic(packer, mean, tuple([able[0], *(c for c in ordered if c is not able[0])]), graph)
+
+
+def _masks(
+    graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call]
+) -> Iterator[tuple[Graph, MaskInput, DerivedMask | None]]:
+    """What may be a mask: inputs of two numbers, then what the graph makes of inputs by itself; and the graph that is given it."""
     for i, v in enumerate(graph.inputs):
-        for mask in _candidates(v, i, calls):
-            try:
-                packing = packed_graph(plain, mask, weights, ignore_outputs=ignore_outputs)
-            except CannotPack as e:
-                why = str(e) if e.hides_keys or not hidden else why
-                hidden = hidden or e.hides_keys
-                continue
-            packing = replace(packing, graph=simplify(packing.graph)[0])
-            names = [x.name for x in graph.inputs]
-            floats = tuple(k for k, x in enumerate(graph.inputs) if k != i and _is_float(x))
-            packer = MaskPacker(packing, i, floats, tuple((names.index(n), size) for n, size in packing.indices), mask_axes(v))
-            shares = [packer.share(c) for c in calls]
-            mean = statistics.fmean(shares)
-            if mean > MOST_LIVE:
-                most = max(most, mean)
-                continue
-            order = sorted(range(len(calls)), key=lambda c: abs(shares[c] - mean))
-            ordered = [calls[c] for c in order]
-            able = [c for c in ordered if not isinstance(packer(c), Padded)]
-            if not able:
-                raise NotPadded(f"no kept call can be packed: {packer(ordered[0])}")
-            return PaddedTraffic(packer, mean, tuple([able[0], *(c for c in ordered if c is not able[0])]), graph)
-    if most:
-        raise NotPadded(f"{most:.0%} of all rows live")
-    raise CannotPack(why)
+        for mask in _candidates(v, [call[i] for call in calls]):
+            yield graph, mask, None
+    for v in derived_masks(graph):
+        cut = derived_mask(graph, v)
+        for mask in _candidates(v, []):
+            yield cut.graph, mask, cut
+
+
+def _packer(
+    graph: Graph, given: Graph, packing: Packing, derived: DerivedMask | None, weights: Mapping[str, torch.Tensor]
+) -> MaskPacker:
+    names = [x.name for x in graph.inputs]
+    floats = tuple(k for k, x in enumerate(graph.inputs) if x.name != packing.mask.name and _is_float(x))
+    indices = tuple((names.index(n), size) for n, size in packing.indices)
+    axes = mask_axes(next(v for v in given.inputs if v.name == packing.mask.name))
+    maker = None if derived is None else _maker(derived.made, names, weights)
+    place = None if packing.told is None else _maker(packing.told, [x.name for x in given.inputs], weights)
+    at = names.index(packing.mask.name) if derived is None else -1
+    return MaskPacker(packing, at, floats, indices, axes, maker=maker, place=place)
+
+
+def _maker(made: Graph, names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> Maker:
+    run, _ = flat_function(made, meaning, {p.key: weights[p.key] for p in made.params})
+    read = {v.name for n in made.nodes if packet(n.op) != "aten.sym_size" for v in n.ins}
+    takes = tuple(names.index(v.name) for v in made.inputs)
+    return Maker(run, takes, tuple(i for i in takes if names[i] in read))
 
 
 def _is_float(v: Value) -> bool:
     return isinstance(v.type, TensorType) and v.type.dtype in (DType.F32, DType.F64, DType.F16, DType.BF16)
 
 
-def _candidates(v: Value, at: int, calls: Sequence[Call]) -> list[MaskInput]:
-    """The masks that an input may be: two numbers, either of which may mean that a row is dead."""
+def _candidates(v: Value, brought: Sequence[torch.Tensor]) -> list[MaskInput]:
+    """The masks that a value may be: two numbers, either of which may mean that a row is dead."""
     if not _is_mask(v) or not isinstance(v.type, TensorType):
         return []
     found: set[float | bool] = set()
-    for call in calls:
-        found.update(torch.unique(call[at].detach().cpu()).tolist()[:3])
+    for t in brought:
+        found.update(torch.unique(t.detach().cpu()).tolist()[:3])
         if len(found) > 2:
             return []
     if v.type.dtype is DType.BOOL:
@@ -169,9 +212,7 @@ def paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> fl
 
 
 def _break_even(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
-    everything = list(call)
-    everything[packer.mask] = torch.full_like(call[packer.mask], packer.packing.mask.live)
-    few, all_ = packer(call), packer(everything)
+    few, (everything, all_) = packer(call), packer.with_all_rows(call)
     if isinstance(few, Padded) or isinstance(all_, Padded):
         raise CannotPack(f"a kept call cannot be packed: {few if isinstance(few, Padded) else all_}")
     begin = time.perf_counter()
@@ -206,20 +247,21 @@ def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
 def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limit: float, *, compiled: bool = True) -> Plan:
     """A plan of tier 2: live rows alone in `fast` up to a share of them, else `plan`, which may have generated kernels."""
     run = PackedRun(replace(found.packer, limit=limit), fast.run, plan.run)
-    packing = found.packing
+    packing, names = found.packing, found.packer.names(graph.inputs)
 
     def counters() -> dict[str, int]:
         told = {f"padded_{why.name.lower()}": n for why, n in sorted(run.why_not.items())}
         return {"packed_calls": run.calls, "padded_calls": run.why_not.total() + run.unread, "padded_unread": run.unread, **told}
 
+    hides = ("a mask made of " if found.packer.maker is not None else "") + ", ".join(names)
     about = (
-        f"rows that {packing.mask.name} hides are not computed where at most {limit:.0%} live ({found.share:.0%} do): "
+        f"rows that {hides} hides are not computed where at most {limit:.0%} live ({found.share:.0%} do): "
         f"{packing.products} products and attentions on packed rows; else {'as before' if compiled else 'on library kernels'}"
     )
 
     def counted() -> BetCount:
         missed, outgrown = run.why_not.total() + run.unread, 0.0 if compiled else run.mostly_live
-        return BetCount(run.calls, missed, outgrown=outgrown, values=(packing.mask.name,))
+        return BetCount(run.calls, missed, outgrown=outgrown, values=names)
 
     return composed(graph, run, "packed", about, (fast, plan), counters=counters, begin=run.begin,
                     counts=(AttemptKey(PADDING), counted))
@@ -256,7 +298,7 @@ class PaddingLayer(Layer):
         except (CannotPack, NotPadded):
             return composer.plan(graph, calls, inner)
         sample = found.calls[0]
-        if sample[found.packer.mask].device.type != "cpu":
+        if found.packer.mask_of(sample).device.type != "cpu":
             return device_packed_plan(graph, found.packer, found.share, found.calls, inner, composer)
         given = found.packer(sample)
         if not isinstance(given, tuple):

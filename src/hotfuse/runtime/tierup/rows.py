@@ -183,6 +183,8 @@ def _zero_rows(context: AttemptContext, site: Site, entry: Entry) -> Proposal | 
         return None
     worth = [(_multiplies(context, entry, v), max(v.zero_rows.mean, v.zero.mean)) for v in seen.values] if seen is not None else []
     saves, share = max(worth, key=lambda w: w[0] * w[1], default=(table.row(key.row).saves, 0.0))
+    if saves * share < LEAST_VALUE:  # zeros of what no product multiplies, a mask say; what products multiply may not be seen yet
+        return None
     return Proposal(key, saves, share, partial(without_rows, context, site, entry))
 
 
