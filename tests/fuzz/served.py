@@ -161,13 +161,24 @@ class ServedMaker:
         self.k = r.choice([1, 3, 4, 8, 16, 19])
         self.shapes: list[tuple[Any, ...]] = []
         self.types: list[torch.dtype] = []
-        forms = [("b", "n", self.k), ("b", "n", self.k), ("n", self.k), (self.k,), ("b", 1, self.k), ("b", "n", 1), ("b", self.k), ()]
+        forms = [
+            ("b", "n", self.k),
+            ("b", "n", self.k),
+            ("n", self.k),
+            (self.k,),
+            ("b", 1, self.k),
+            ("b", "n", 1),
+            ("b", self.k),
+            (),
+        ]
         for i in range(r.randint(1, 4)):
             self.shapes.append(forms[0] if i == 0 else r.choice(forms))
             pool = [*self.floats, *self.floats, *self.floats, *INTS, torch.bool]
             self.types.append(r.choice(self.floats) if i == 0 else r.choice(pool))
         self.program.kinds = [f"{str(t)[6:]}{list(s)}" for t, s in zip(self.types, self.shapes, strict=True)]
-        self.values = [_Value(list(at), exact=True) for at in zip(*(self.inputs(s, seed) for s in self.sizes), strict=True)]
+        self.values = [
+            _Value(list(at), exact=True) for at in zip(*(self.inputs(s, seed) for s in self.sizes), strict=True)
+        ]
 
     def inputs(self, sizes: dict[str, int], seed: int, fill: int = 0) -> list[Tensor]:
         """Of a call; `fill`: zeros, ones and such now and then."""
@@ -216,7 +227,10 @@ class ServedMaker:
             at = [fn(*(self.values[i].at[k] for i in of)) for k in range(len(self.sizes))]
         except (RuntimeError, IndexError, TypeError, ValueError):
             return False
-        if not all(isinstance(t, Tensor) and t.numel() <= MOST and t.dim() <= 5 for t in at) or len({(t.dtype, t.dim()) for t in at}) > 1:
+        if (
+            not all(isinstance(t, Tensor) and t.numel() <= MOST and t.dim() <= 5 for t in at)
+            or len({(t.dtype, t.dim()) for t in at}) > 1
+        ):
             return False
         if at[0].dtype not in (*FLOATS, *INTS, torch.int16, torch.bool):
             return False
@@ -264,7 +278,12 @@ class ServedMaker:
         if name == "where" and not x.exact:
             return
         both = not x.dtype.is_floating_point and not y.dtype.is_floating_point
-        self.add(name, table[name], *((at, other) if r.random() < 0.5 or name == "where" else (other, at)), exact=exact or both)
+        self.add(
+            name,
+            table[name],
+            *((at, other) if r.random() < 0.5 or name == "where" else (other, at)),
+            exact=exact or both,
+        )
 
     def _cast(self, at: int, x: _Value) -> None:
         to = self.r.choice([*self.floats, *self.floats, *INTS, torch.bool])
@@ -273,7 +292,9 @@ class ServedMaker:
             self.add(name, lambda t: t.to(to), at, exact=not x.dtype.is_floating_point and x.exact)
         elif x.exact or not x.dtype.is_floating_point:
             bound = 0 if to is torch.uint8 else -9
-            self.add(name, lambda t: _safe(t).clamp(min=bound).to(to) if t.is_floating_point() else t.to(to), at, exact=True)
+            self.add(
+                name, lambda t: _safe(t).clamp(min=bound).to(to) if t.is_floating_point() else t.to(to), at, exact=True
+            )
 
     def _view(self, at: int, x: _Value) -> None:
         r, rank = self.r, x.rank
@@ -349,7 +370,10 @@ class ServedMaker:
             f"normalize{d}": lambda t: F.normalize(t, dim=d), f"logcumsumexp{d}": lambda t: t.logcumsumexp(d),
         }  # fmt: skip
         if not last:
-            forms |= {"layer_norm": lambda t: F.layer_norm(t, (k,), weight, weight), "rms_norm": lambda t: F.rms_norm(t, (k,), weight)}
+            forms |= {
+                "layer_norm": lambda t: F.layer_norm(t, (k,), weight, weight),
+                "rms_norm": lambda t: F.rms_norm(t, (k,), weight),
+            }
         name = r.choice(list(forms))
         self.add(name, forms[name], at)
 
@@ -360,7 +384,10 @@ class ServedMaker:
         g = torch.Generator().manual_seed(self.seed)
         if len(last) == 1 and x.dtype.is_floating_point and r.random() < 0.7:
             k, n = last.pop(), r.choice([1, 5, 16, 33])
-            w, b = (torch.randn(n, k, generator=g) / max(k, 1) ** 0.5).to(x.dtype), torch.randn(n, generator=g).to(x.dtype)
+            w, b = (
+                (torch.randn(n, k, generator=g) / max(k, 1) ** 0.5).to(x.dtype),
+                torch.randn(n, generator=g).to(x.dtype),
+            )
             bias = r.random() < 0.6
             self.add(f"linear{n, bias}", lambda t: F.linear(t, w, b if bias else None), at)
         elif x.dtype.is_floating_point and r.random() < 0.5:
@@ -456,7 +483,12 @@ class ServedMaker:
             case 4:
                 self.add("strided", strided, at, exact=whole)
             case _ if x.exact:
-                self.add("in_place", lambda t: t.clone().clamp_(-2, 2).neg_() if t.dtype not in (torch.bool, torch.uint8) else t, at, exact=True)
+                self.add(
+                    "in_place",
+                    lambda t: t.clone().clamp_(-2, 2).neg_() if t.dtype not in (torch.bool, torch.uint8) else t,
+                    at,
+                    exact=True,
+                )
 
     def _sort(self, at: int, x: _Value) -> None:
         r = self.r
@@ -559,7 +591,9 @@ def serve(seed: int, calls: int, seconds: float = 60.0, settings: Settings = SET
                 wrong = differing(got, want, program.coarsest)
             wrong = wrong or ("" if all(map(_same, inputs, kept)) else "an input was written to")
             if wrong:
-                return Outcome(f"call {n} of sizes {sizes}: {wrong}\n{program}\n{fast.stats()['calls_per_tier']}", {}, rounds)
+                return Outcome(
+                    f"call {n} of sizes {sizes}: {wrong}\n{program}\n{fast.stats()['calls_per_tier']}", {}, rounds
+                )
             if n % 4 == 3:
                 fast.wait(30)
             if time.monotonic() > until:
