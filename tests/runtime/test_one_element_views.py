@@ -16,9 +16,13 @@ from hotfuse.runtime.serve.distinct_rows import distinct_rows
 
 SETTINGS = Settings(capture="inline", hot_calls=2, watch_rate=2, idle=False, record=False)
 CUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "of a column": lambda t: t[:, 0][:1], "of every second": lambda t: t.flatten()[::2][3:4], "of a plane": lambda t: t[:1, :1].mT[:, :, None],
-    "whole": lambda t: t, "rows": lambda t: t[1:2], "columns": lambda t: t[:, ::2],
-}  # fmt: skip
+    "of a column": lambda t: t[:, 0][:1],
+    "of every second": lambda t: t.flatten()[::2][3:4],
+    "of a plane": lambda t: t[:1, :1].mT[:, :, None],
+    "whole": lambda t: t,
+    "rows": lambda t: t[1:2],
+    "columns": lambda t: t[:, ::2],
+}
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
 
 
