@@ -473,6 +473,8 @@ class ServedMaker:
                     at,
                     exact=True,
                 )
+            case _:
+                pass
 
     def _sort(self, at: int, x: _Value) -> None:
         r = self.r
