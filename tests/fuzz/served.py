@@ -130,6 +130,8 @@ def main(argv: list[str] | None = None) -> int:
                 tiers[tier] = tiers.get(tier, 0) + n
             if found.wrong:
                 print(f"seed {seed}: {found.wrong}", flush=True)
+            if (seed - first) % 10 == 9:
+                print(f"{seed - first + 1} programs, {total} calls, by tier {tiers}: {wrong} wrong", flush=True)
     print(f"{given.programs} programs, {total} calls, by tier {tiers}: {wrong} wrong", flush=True)
     return int(wrong > 0)
 

@@ -49,3 +49,13 @@ def test_such_arguments_are_served(name: str, dtype: torch.dtype) -> None:
         for _ in range(8):
             t = cut(name, dtype)
             assert torch.equal(fast(t), t * 2 + 1)
+
+
+def test_what_says_that_too_many_kinds_of_tensors_came_names_their_orders_too() -> None:
+    """Ranks and types were the same in every call."""
+    with torch.no_grad(), hotfuse.jit(lambda t: t * 2 + 1, settings=SETTINGS.with_(max_entries=2)) as fast:
+        for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1)) * 6:
+            t = torch.randn(3, 4, 5).permute(order)
+            assert torch.equal(fast(t), t * 2 + 1)
+        said = str(fast.explain())
+        assert "orders in memory" in said and "pass contiguous tensors" in said, said
