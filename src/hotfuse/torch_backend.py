@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule  # pyright: ignore[reportPrivateUsage] - Dynamo's graphs are such modules
 
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
@@ -73,14 +72,14 @@ class DynamoModel:
 
     def __init__(self, graph: CompiledGraph, weights: Sequence[torch.Tensor]) -> None:
         self.name = graph.name
-        self._graph = graph
+        self._keys, self._converted = graph.arguments.keys, graph.converted  # as they are now: a later call may open a weight
         self.weights = tuple(weights)
         self.call = graph.arguments.bound(graph.own, weights)
         """Dynamo's own graph, of the inputs."""
 
     def watched(self) -> ModelGuard:
         """The weights that calls bring, and the graph's constants."""
-        return ModelGuard((), (*self.weights, *self._graph.converted.constants.values()))
+        return ModelGuard((), (*self.weights, *self._converted.constants.values()))
 
     def prepare(self) -> None:
         """There is nothing to wait for."""
@@ -106,9 +105,8 @@ class DynamoModel:
         """Dynamo's own."""
 
     def _bound(self) -> Capture:
-        converted = self._graph.converted
-        keys = self._graph.arguments.keys
-        weights: Mapping[str, torch.Tensor] = {**dict(zip(keys, self.weights, strict=True)), **converted.constants}
+        converted = self._converted
+        weights: Mapping[str, torch.Tensor] = {**dict(zip(self._keys, self.weights, strict=True)), **converted.constants}
         watch = ModelGuard((), tuple(weights.values()))
         used = {p.key for p in converted.graph.params}
         return Capture(Captured(converted.graph, {}, {}), {k: w for k, w in weights.items() if k in used}, watch)
@@ -124,11 +122,13 @@ class CompiledGraph:
         self.own_calls = 0
         self.refused = ""
         packed_for_varlen(gm)  # torch cannot run it on the CPU, and the first call runs Dynamo's own graph
-        _LazyGraphModule.force_recompile(gm)  # until its code is made, its `forward` is one that goes through the module each time
+        _ = gm.code  # until somebody asks for it, `forward` of a lazy module is one that goes through the module each time
         self.own: Callable[..., Any] = gm.forward
         self._module = gm
-        self._bound: tuple[torch.Tensor, ...] = ()
-        """The last set of weights that an engine was made for."""
+        self._bound: tuple[tuple[torch.Tensor, ...], ...] = ()
+        """The sets of weights that engines were made for; the last one is the newest."""
+        self._never_inputs: frozenset[str] = frozenset()
+        """Weights that cannot be inputs: what a call costs that was tried once."""
         self.engines: tuple[Engine, ...] = ()
         """One for each set of weights that calls brought."""
         self._enter: Callable[..., Any] = self._unbound
@@ -138,7 +138,6 @@ class CompiledGraph:
         self._lock = threading.Lock()
         try:
             self.arguments: Arguments = arguments_of(gm)
-            self._weights, self._inputs = _picker(self.arguments.weights_at), _picker(self.arguments.inputs_at)
             self.converted = self._convert()
         except HotfuseError as e:
             self._refuse(e.why if isinstance(e, CaptureError) else Why.NOT_CAPTURABLE, str(e))
@@ -148,12 +147,7 @@ class CompiledGraph:
         count and two questions are all that being served adds."""
         own = self.own
         if self.refused:
-
-            def own_graph(*args: Any) -> Any:
-                self.own_calls += 1
-                return own(*args)
-
-            return own_graph
+            return self._own_graph
 
         def graph(*args: Any) -> Any:
             resting = self._resting
@@ -170,66 +164,84 @@ class CompiledGraph:
     def _first(self, args: tuple[Any, ...]) -> Any:
         """A call before it is known where such calls are told that the graph's own code is best."""
         result = self._enter(*args)
-        if self._resting is None and len(self.engines) == 1:
-            self._resting = self.engines[0].plain_site(len(self.arguments.inputs_at))
+        with self._lock:  # others may just bind more weights, or drop the engine
+            if self._resting is None and len(self.engines) == 1:
+                self._resting = self.engines[0].plain_site(len(self.arguments.inputs_at))
         return result
 
     def _unbound(self, *args: Any) -> Any:
         """A call with weights that no call has brought before."""
-        if (changing := self._changing(self._weights(args))):
-            self._open(changing)
-        if (engine := self._bind(self._weights(args))) is not None:
-            return engine.serve(self._inputs(args), {})
+        enter, dropped = self._found(args)
+        for engine in dropped:
+            engine.close()
+        return enter(*args)
+
+    def _found(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], Sequence[Engine]]:
+        """What serves such a call, and engines that serve none from here on. Which arguments are weights stays the same meanwhile:
+        weights that were picked before another thread opened one of them would be bound to other places."""
+        with self._lock:
+            weights = self._picked(args)
+            dropped = self._open(changing) if (changing := self._changing(weights)) else ()
+            if dropped:
+                weights = self._picked(args)
+            if any(all(map(operator.is_, bound, weights)) for bound in self._bound):  # another thread's call brought them meanwhile
+                return self._enter, dropped
+            return self._bind(weights), dropped
+
+    def _picked(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        return tuple(args[p] for p in self.arguments.weights_at)
+
+    def _bind(self, weights: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        """What serves weights that no call has brought before: an engine, or Dynamo's own graph where there are enough of those."""
+        if len(self.engines) >= MAX_BINDINGS:
+            self.log.count("bindings_over_limit")
+            return self._own_graph
+        owner = object()  # of its jobs; not the graph itself, which would then hold itself
+        settings = self.settings
+        model = DynamoModel(self, weights)
+        engine = Engine(
+            model, lambda graph, tensors: compile_tier0(graph, tensors, settings),
+            lambda job: service().submit(job, owner), settings, self.log, Units(settings),
+        )
+        self._enter = self.arguments.entrance(weights, engine.serve, self._enter)
+        self.engines, self._bound = (*self.engines, engine), (*self._bound, weights)
+        if len(self.engines) > 1 or settings.threads is not None:  # what is best of one instance says nothing of another
+            self._resting = _NEVER
+        return self._enter
+
+    def _own_graph(self, *args: Any) -> Any:
+        """Dynamo's own graph, counted."""
         self.own_calls += 1
         return self.own(*args)
 
-    def _bind(self, weights: Sequence[torch.Tensor]) -> Engine | None:
-        """An engine for weights that no call has brought before."""
-        with self._lock:
-            if len(self.engines) >= MAX_BINDINGS:
-                self.log.count("bindings_over_limit")
-                return None
-            owner = object()  # of its jobs; not the graph itself, which would then hold itself
-            settings = self.settings
-            model = DynamoModel(self, weights)
-            engine = Engine(
-                model, lambda graph, tensors: compile_tier0(graph, tensors, settings),
-                lambda job: service().submit(job, owner), settings, self.log, Units(settings),
-            )
-            self._enter = self.arguments.entrance(weights, engine.serve, self._enter)
-            self.engines, self._bound = (*self.engines, engine), model.weights
-            if len(self.engines) > 1 or settings.threads is not None:  # what is best of one instance says nothing of another
-                self._resting = _NEVER
-            return engine
-
     def _changing(self, weights: Sequence[torch.Tensor]) -> frozenset[str]:
-        """Keys of what a call brings another one of than the last set of weights has, where none of that is a parameter."""
-        if not self.engines:
-            return frozenset()
-        others = [(k, w) for k, w, bound in zip(self.arguments.keys, weights, self._bound, strict=True) if w is not bound]
-        return frozenset() if any(isinstance(w, torch.nn.Parameter) for _, w in others) else frozenset(k for k, _ in others)
+        """Keys of what a call brings another one of than the last set of weights has, where all of that can be an input: no
+        parameters, which are another instance's."""
+        found: set[str] = set()
+        if self._bound:
+            for key, weight, bound in zip(self.arguments.keys, weights, self._bound[-1], strict=True):
+                if weight is not bound:
+                    if isinstance(weight, torch.nn.Parameter) or key in self._never_inputs:
+                        return frozenset()
+                    found.add(key)
+        return frozenset(found)
 
-    def _open(self, keys: frozenset[str]) -> None:
+    def _open(self, keys: frozenset[str]) -> Sequence[Engine]:
         """What calls bring another one of each time is an input from here on: tensors that a module keeps in its attributes are
-        the same ones in every call for Dynamo, and a recurrent state is not."""
-        with self._lock:
-            if not keys <= frozenset(self.arguments.keys):  # somebody else was here
-                return
-            before = self.arguments
-            self.arguments = before.opened(keys)
-            try:
-                converted = self._convert()
-            except HotfuseError as e:
-                self.arguments = before
-                self.log.decide(Action.KEEP, Why.NOT_CAPTURABLE, self.name, because=str(e).splitlines()[0])
-                return
-            self.log.decide(Action.NOTICE, Why.STATEFUL, self.name, state=", ".join(sorted(keys))[:200],
-                            what="calls bring other tensors than the last ones: inputs from here on")  # fmt: skip
-            self.converted = converted
-            self._weights, self._inputs = _picker(self.arguments.weights_at), _picker(self.arguments.inputs_at)
-            dropped, self.engines, self._enter, self._resting = self.engines, (), self._unbound, None
-        for engine in dropped:
-            engine.close()
+        the same ones in every call for Dynamo, and a recurrent state is not. Gives the engines that there were."""
+        before = self.arguments
+        self.arguments = before.opened(keys)
+        try:
+            converted = self._convert()
+        except HotfuseError as e:
+            self.arguments, self._never_inputs = before, self._never_inputs | keys
+            self.log.decide(Action.KEEP, Why.NOT_CAPTURABLE, self.name, because=str(e).splitlines()[0])
+            return ()
+        self.log.decide(Action.NOTICE, Why.STATEFUL, self.name, state=", ".join(sorted(keys))[:200],
+                        what="calls bring other tensors than the last ones: inputs from here on")  # fmt: skip
+        self.converted = converted
+        dropped, self.engines, self._bound, self._enter, self._resting = self.engines, (), (), self._unbound, None
+        return dropped
 
     def _convert(self) -> Converted:
         """Dynamo's graph with the arguments as they are known; raises CaptureError."""
@@ -243,11 +255,6 @@ class CompiledGraph:
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
         return all([engine.wait(timeout) for engine in self.engines])
-
-
-def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Those of a call's arguments, as a tuple."""
-    return operator.itemgetter(*places) if len(places) > 1 else lambda args: tuple(args[p] for p in places)
 
 
 def hotfuse_backend(

@@ -27,6 +27,7 @@ from torch import nn
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.raw_bytes import raw_bytes
 
 MAX_SHIPPED_ELEMENTS = 256
 """Most elements of a plain tensor that travels with its data."""
@@ -87,8 +88,7 @@ def describe(t: torch.Tensor, *, with_data: bool = False) -> TensorInfo:
         raise CaptureError(f"a {type(t).__name__} with layout {t.layout} cannot be described", why=Why.NOT_SENDABLE)
     data = None
     if with_data:
-        flat = t.detach().cpu().contiguous().view(-1)
-        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        data = raw_bytes(t.detach().cpu()).numpy().tobytes() if t.numel() else b""
     return TensorInfo(t.dtype, tuple(t.shape), tuple(t.stride()), str(t.device), isinstance(t, nn.Parameter),
                       t.requires_grad, data)
 

@@ -105,7 +105,7 @@ class Capturer:
         counts, spent = self._log.counts, self._exhausted and not self._plans.may_capture()
         found = [f"{Why.TOO_MANY.value}, and calls in their plans pay for no more yet"] * bool(spent)
         for name, most, what in (("structures_over_limit", MAX_SITES, "kinds of arguments"),
-                                 ("groups_over_limit", self._settings.max_entries, "ranks and dtypes of one kind of arguments")):
+                                 ("groups_over_limit", self._settings.max_entries, "ranks, dtypes or orders in memory")):
             found += [f"there are more than {most} {what}, and only so many are captured"] * (name in counts)
         return found + [SAID] * bool(self._values.passed) + list(self._beyond.values())
 

@@ -187,8 +187,7 @@ class StateServing:
             state = [owner[name] for owner, name in self._owners]
             if not self._keepers:
                 result = engine.serve((*state, *args), kwargs)
-                if self._site is None:
-                    self._site = engine.only_site()
+                self._site = engine.only_site()  # none once calls have several structures: one's rest would hide another
                 return result
             return self._with_kept(engine, (*state, kept_in(self._keepers)), args, kwargs)
         except StateGone as e:
@@ -200,8 +199,7 @@ class StateServing:
     def _with_kept(self, engine: Engine, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same where calls set attributes: what the object holds behind the call is put there."""
         result = engine.serve((*state, *args), kwargs)
-        if self._site is None:
-            self._site = engine.only_site()
+        self._site = engine.only_site()
         for (owner, name), value in zip(self._keepers, vars(state[-1]).values(), strict=True):
             if owner.get(name) is not value:
                 owner[name] = value

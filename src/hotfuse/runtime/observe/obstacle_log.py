@@ -27,6 +27,7 @@ ADVICE = (
     ("every round of its race", "nothing: it is measured again later"),
     ("gradients enabled", "call it under torch.inference_mode() or torch.no_grad() where nobody calls backward"),
     ("limit of captured graphs", "nothing where such calls are rare; Settings(max_captures=...) allows more graphs"),
+    ("orders in memory", "pass contiguous tensors of one rank and dtype; Settings(max_entries=...) allows more kinds"),
     ("only so many are captured", "pass what varies from call to call as tensors, not as Python numbers or strings"),
     ("time and again after a few calls", "change the model less often, or keep several and serve each"),
     ("under torch.autocast", "convert the model instead (model.to(torch.bfloat16)), or Settings(precision='bf16')"),

@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from hotfuse.base.raw_bytes import raw_bytes
+
 DECAY = 0.98
 """What a pair of calls weighs after each further one: half after about 35."""
 RECENT = 4
@@ -94,7 +96,7 @@ def fingerprint(t: torch.Tensor) -> int:
         step = max(1, t.numel() * t.element_size() // SAMPLED_BYTES)
         t = t.flatten()[::step] if t.numel() * t.element_size() <= 1 << 20 else t.as_strided((1,), (1,))
         t = t.contiguous()
-    flat = t.reshape(-1).view(torch.uint8).numpy() if t.numel() else None
+    flat = raw_bytes(t).numpy() if t.numel() else None
     if flat is None:
         return hash(tuple(t.shape))
     step = max(1, flat.size // SAMPLED_BYTES)

@@ -16,6 +16,7 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.raw_bytes import raw_bytes
 from hotfuse.runtime.serve.backoff import Backoff
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +48,7 @@ def distinct_rows(tensors: Sequence[torch.Tensor], most: int) -> DistinctRows | 
     for t in tensors:
         if t.device.type != "cpu" or t.layout is not torch.strided or not t.is_contiguous() or not t.numel():
             return None
-        wholly.append(t.detach().reshape(t.shape[0], -1).view(torch.uint8).numpy())
+        wholly.append(raw_bytes(t.detach()).view(t.shape[0], -1).numpy())
     quick = [a if a.shape[1] < LONG_ROW else a[:, :: a.shape[1] // SAMPLED_BYTES | 1] for a in wholly]
     exact = all(q is a for q, a in zip(quick, wholly, strict=True))
     parts = [(a.tobytes(), a.shape[1]) for a in quick]

@@ -22,6 +22,7 @@ from hotfuse.analysis.growth import grown_results
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.raw_bytes import raw_bytes
 from hotfuse.base.state import changes_nothing, contents, finish, take_after
 from hotfuse.base.structure import Spec, Taken, take_call
 from hotfuse.frontends.captured import Captured, DeadDraw, Warned
@@ -198,10 +199,10 @@ def same_bits(now: torch.Tensor, was: torch.Tensor) -> bool:
 
 def _bits(t: torch.Tensor) -> torch.Tensor:
     """What a tensor holds, in a row; what torch only notes of it (signs, conjugates) is in the numbers."""
-    flat = t.resolve_conj().resolve_neg().reshape(-1).contiguous()
-    if flat.dtype is torch.bool or not flat.numel():  # NumPy gives empty arrays strides of zero, and torch views none of those
-        return flat
-    return flat.view(torch.uint8)
+    t = t.resolve_conj().resolve_neg()
+    if t.dtype is torch.bool or not t.numel():  # NumPy gives empty arrays strides of zero, and torch views none of those
+        return t.reshape(-1)
+    return raw_bytes(t)
 
 
 def _versions(leaves: Sequence[torch.Tensor]) -> list[int | None]:
