@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Calls that no plan takes go to the model's own code at what a look-up costs, however their arguments are put together."""
 
 from __future__ import annotations
