@@ -99,3 +99,16 @@ def test_counts_are_read_anew_and_changed_objects_are_noticed() -> None:
     same(known.take((cache,), {})[0], take_call((cache,), {}))
     del cache.seen["a"]
     same(known.take((cache,), {})[0], take_call((cache,), {}))
+
+
+def test_a_dozen_structures_of_one_kind_of_call_are_all_known() -> None:
+    """A mode, a factor and a tag that take turns: a program has that many kinds of calls under the same names."""
+    known = KnownStructures()
+    kinds = [(mode, scale, tag) for mode in ("mean", "max") for scale in (None, 1.5) for tag in ("a", "b", "c")]
+    for _ in range(3):
+        for mode, scale, tag in kinds:
+            for _ in range(2):
+                known.take((), {"x": torch.ones(2), "mode": mode, "scale": scale, "tag": tag})
+    for mode, scale, tag in kinds:
+        taken, structure = known.take((), {"x": torch.ones(2), "mode": mode, "scale": scale, "tag": tag})
+        assert structure is not None and taken.spec is structure.spec

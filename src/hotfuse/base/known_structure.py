@@ -24,8 +24,9 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec, Taken, count_tensor, is_plain, take_call
 
 Match = Callable[[tuple[Any, ...], dict[str, Any]], Taken | None]
-MOST_KNOWN = 4
-"""Structures of calls with the same number and names of arguments that are tried one after the other."""
+MOST_KNOWN = 16
+"""Structures of calls with the same number and names of arguments that are tried one after the other: one that is not the call's
+mostly shows it in its first lines, and taking a call apart without code takes as long as a dozen of those."""
 MOST_SHAPES = 64
 MOST_PARTS = 4000
 """Of a structure that code is made for."""

@@ -329,6 +329,8 @@ class GraphAdmission:
                                    why=Why.MISMATCH)  # fmt: skip
             steps = quanta_of(graph, done.weights) if difference else ()
             differs = difference and not all_tied(outs, expected, steps, lambda g, w: not disagreement([g], [w], rtol))
+            if differs and not done.watch.same_now():
+                raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
             if differs and not rounds_otherwise(expected, outs, sample.inputs, rtol, in_float64(graph, done.weights), steps):
                 raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
 

@@ -122,7 +122,7 @@ class Capturer:
             begin = time.perf_counter()
             result = self._own_code(*args, **kwargs)
             if (seconds := time.perf_counter() - begin) < LONG_S:
-                self._rest(spec, seconds)
+                self._rest(spec, leaves, seconds)
             return result
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
@@ -260,16 +260,25 @@ class Capturer:
             group.followed, group.captures, self._plans.captures = group.followed - 1, group.captures - 1, self._plans.captures - 1
             group.paths = ()
 
-    def _rest(self, spec: Spec, seconds: float) -> None:
+    def _rest(self, spec: Spec, leaves: Sequence[Any], seconds: float) -> None:
         """Where nothing of a site can be captured, its next calls go straight to the model's own code: to find that out again takes
         longer than a small model. What made it so, and kinds of calls that are new, are looked at a few calls later, and the
         longer it has been so, the more calls, up to `MOST_REST_S`. So do calls
-        whose capture is under way, once their sizes have shown for a while what they will be; they are counted all the same.
+        whose capture is under way, once their sizes have shown for a while what they will be, and calls that the plans of their
+        site do not take, one after the other; they are counted all the same.
         """
         site = self._plans.sites.get(spec)
-        if site is None or site.entries:
+        if site is None:
             return
         groups = list(site.groups.values())
+        if site.entries:
+            if site.missed_again():
+                with self._plans.lock:
+                    group = site.group(leaves, self._settings.max_entries) if _beyond_capture(leaves) is None else None
+                    if group is not None:
+                        group.noted += RESTING_CALLS
+                    site.resting = RESTING_CALLS
+            return
         if all(g.refused and not g.pending for g in groups):
             longest = int(MOST_REST_S / max(seconds, 1e-7))
             site.resting = max(RESTING_CALLS, min(groups[0].noted // 8, longest)) if groups else RESTING_CALLS

@@ -40,6 +40,7 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe.obstacle_log import ObstacleLog
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans, Servable
+from hotfuse.runtime.rests import Names, Rests
 from hotfuse.runtime.serve.answering import turn_of
 from hotfuse.runtime.serve.gradients import PLAIN, GradientLink, Gradients, joined
 from hotfuse.runtime.serve.own_recordings import recorded_own_code
@@ -55,8 +56,9 @@ _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256
 """Combinations of argument names that are looked up in one step: names come in any order."""
 SHORT_S, LEARNED_ONCE_IN = 2e-4, 8
-"""Of short calls that are compared, one in so many is learned from, too: that takes several times as long as such a call, and finds
-its way out of every cache. Python code suffers more from that than a native plan, so a plan would win that is slower in use."""
+"""Of short calls that are compared, and of those of which learning takes more than such a part, one in so many is learned from:
+that takes several times as long as a short call, and finds its way out of every cache. Python code suffers more from that than a
+native plan, so a plan would win that is slower in use."""
 MOST_LOOK_S = 1e-3
 """What a look counts for at most: what takes longer was interrupted, or did something that is not done again."""
 _around: Around = asked_in_python
@@ -110,7 +112,8 @@ class Engine:
             if captures is not None:
                 self._capturer.turn = CaptureTurn(improver.calls_before_first_plans)
         self._known = KnownStructures()
-        self._plain: dict[int | tuple[Any, ...], Site] = {}
+        self._rests = Rests(self.sites)
+        self._plain: dict[Names, Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = self._changed_around = ""
         self.undecided: Callable[[], bool] = lambda: False
@@ -255,14 +258,17 @@ class Engine:
         return outs[0] if entry.bare else entry.rebuild(outs)
 
     def _first_at(
-        self, key: int | tuple[Any, ...], leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, key: Names, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A call that is at no site yet, by how many arguments it has and by what names."""
         if not _TENSORS.issuperset(map(type, leaves)):
             return self._serve_nested(args, kwargs)
+        if self._rests.takes(key):
+            self._tally.mine.module_calls += 1
+            return self.own_code(*args, **kwargs)
         spec = take_call(args, kwargs).spec
         if (site := self.sites.get(spec)) is None:
-            return self._unmet(spec, leaves, args, kwargs)
+            return self._unmet(key, spec, leaves, args, kwargs)
         if len(self._plain) < MOST_PLAIN:
             self._plain[key] = site
         return self.serve(args, kwargs, counted=True, met=(site, leaves, ()))
@@ -284,7 +290,10 @@ class Engine:
         return team.leaving_cores(self.serve, args, kwargs, counted=True)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counts = self._tally.mine
+        counts, names = self._tally.mine, (len(args), *kwargs) if kwargs else len(args)
+        if self._rests.takes(names):
+            counts.module_calls += 1
+            return self.own_code(*args, **kwargs)
         try:
             taken, _ = self._known.take(args, kwargs)
             leaves, spec = taken.leaves, taken.spec
@@ -296,20 +305,30 @@ class Engine:
                 self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=str(e).splitlines()[0])
             counts.module_calls += 1
             self._teller.below()
+            self._rests.without_site(names)
             return self.own_code(*args, **kwargs)
         if not _TENSORS.issuperset(map(type, leaves)):
             counts.module_calls += 1
+            self._rests.without_site(names)
             return self.own_code(*args, **kwargs)
         if (site := self.sites.get(spec)) is None:
-            return self._unmet(spec, leaves, args, kwargs)
+            return self._unmet(names, spec, leaves, args, kwargs)
+        self._rests.at_a_site(names)
+        if site.resting > 0:
+            self._rests.begin(names, site)
         return self.serve(args, kwargs, counted=True, met=(site, leaves, taken.holders))
 
-    def _unmet(self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _unmet(
+        self, names: Names, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # fmt: skip
         """A structure that no call has had so far."""
         counts = self._tally.mine
         if _around() < 0:
             return self._under_modes(args, kwargs, counts)
-        return self._capturer.own_code(spec, leaves, args, kwargs, counts)
+        result = self._capturer.own_code(spec, leaves, args, kwargs, counts)
+        if spec not in self.sites:
+            self._rests.without_site(names)
+        return result
 
     def _under_modes(self, args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts) -> Any:
         """A call whose caller changed what torch's operators mean: the model's own code answers it."""
@@ -414,7 +433,8 @@ class Engine:
         self.log.span("calls", "own code" if answer is None else f"tier {answer.tier}", began, call=number)
         counts.looked_at += 1
         try:
-            if turn is not None and spent < SHORT_S and number % LEARNED_ONCE_IN:
+            short = spent < max(SHORT_S, entry.look_s * LEARNED_ONCE_IN)
+            if turn is not None and short and number % LEARNED_ONCE_IN:
                 self._learner.pass_by(entry, spent, since)
             else:
                 self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)

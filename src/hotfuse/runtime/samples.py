@@ -108,6 +108,8 @@ class CallSamples:
         self._exchange_at = 0.0
         """When large inputs may next take the place of others."""
         self._seen: dict[Signature, _Seen] = {}
+        self.bytes = 0
+        """Memory of the inputs kept; counted as they come and go, since many kinds of calls may be kept and every look asks."""
         self._total = 0.0
         self._unit = 1.0
         self.taken = 0
@@ -135,7 +137,7 @@ class CallSamples:
         gone = {id(call) for call in unknown if not call.fits}
         with self._noting:
             for seen in self._seen.values():
-                seen.kept = tuple(call for call in seen.kept if id(call) not in gone)
+                self._have(seen, tuple(call for call in seen.kept if id(call) not in gone))
         return len(unknown) - len(gone), len(gone)
 
     def give_back(self) -> int:
@@ -144,7 +146,7 @@ class CallSamples:
             before, held = self.bytes, 0
             for rank, (_, seen) in enumerate(pair for pair in self._ranked() if pair[1].kept):
                 stays = rank == 0 or (rank < KEPT_IDLE and held + seen.each <= KEPT_IDLE_BYTES)
-                seen.kept = seen.kept[:stays]
+                self._have(seen, seen.kept[:stays])
                 held += seen.bytes
             return before - self.bytes
 
@@ -160,7 +162,9 @@ class CallSamples:
         if found is None:
             if len(self._seen) >= MAX_SIGNATURES:
                 rarest = min(self._seen, key=lambda s: self._seen[s].weight)
-                self._total -= self._seen.pop(rarest).weight
+                gone = self._seen.pop(rarest)
+                self._total -= gone.weight
+                self._have(gone, ())
             found = self._seen[signature] = _Seen(each=sum(t.numel() * t.element_size() for t in inputs))
         found.weight += self._unit
         found.count += 1
@@ -180,31 +184,31 @@ class CallSamples:
 
     def _take(self, signature: Signature, found: _Seen, inputs: Sequence[torch.Tensor], *, fits: bool) -> None:
         """Keep a call; room is made by second copies of other kinds, then by the rarest kinds."""
-        found.kept = found.kept[: EACH - 1]
+        self._have(found, found.kept[: EACH - 1])
         while self.bytes + found.each > self._budget:
             others = [s for s, seen in self._seen.items() if seen.kept and s != signature]
             if not others:
                 break
             several = [s for s in others if len(self._seen[s].kept) > 1]
             rarest = self._seen[min(several or others, key=lambda s: self._seen[s].weight)]
-            rarest.kept = rarest.kept[:-1]
+            self._have(rarest, rarest.kept[:-1])
         while found.kept and self.bytes + found.each > self._budget:
-            found.kept = found.kept[:-1]
+            self._have(found, found.kept[:-1])
         if self.bytes + found.each <= self._budget or self.bytes == 0:  # without any input nothing could be proven
             call = KeptCall(self._keep(t) for t in inputs)
             call.fits = fits
-            found.kept = (call, *found.kept)
+            self._have(found, (call, *found.kept))
+
+    def _have(self, seen: _Seen, kept: tuple[KeptCall, ...]) -> None:
+        """Of a kind of calls, keep these."""
+        self.bytes += (len(kept) - len(seen.kept)) * seen.each
+        seen.kept = kept
 
     def _rescale(self) -> None:
         for seen in self._seen.values():
             seen.weight /= self._unit
         self._total /= self._unit
         self._unit = 1.0
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the inputs kept."""
-        return sum(s.bytes for s in list(self._seen.values()))
 
     @property
     def real(self) -> bool:

@@ -44,6 +44,10 @@ from hotfuse.specialize.table import FUSED, AttemptKey, sizes_key
 
 MAX_SHAPE_KINDS, MIN_CALLS = 2, 48
 """Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
+MISSES_PER_HIT = 4
+"""A call that finds no plan takes so many times as long to find that out as a call gains that finds one."""
+MISSED_CALLS = 15
+"""Calls of a site that found no plan, less those that hits make up for, from which on most go straight to the model's own code."""
 MAX_OPEN = 2
 """Captures with open sizes that fail before each size is captured by itself: which of them may be open, calls show in between."""
 MOST_REFUSED = 256
@@ -353,10 +357,22 @@ class Site:
         self._evicted: list[Entry] = []
         self.resting = 0
         """Calls that the model's own code answers before anything is looked up again: nothing here is faster."""
+        self._missed = self._hits = 0
+        """Calls that found no plan, as far as hits have not made up for them; and what hits were at the last of them."""
         self.caches: dict[int, InlineCache[Route]] = {}
         """One, or one for each grad mode (`split`)."""
         self.mask = 0
         """What of the grad mode tells caches apart: 1 where the model's code asks whether gradients are enabled."""
+
+    def missed_again(self) -> bool:
+        """A call found no plan among those there are; whether so many did that finding none costs more than plans gain."""
+        hits = sum(e.calls for e in self.entries)
+        self._missed = max(0, self._missed - MISSES_PER_HIT * max(0, hits - self._hits)) + 1
+        self._hits = hits
+        if self._missed <= MISSED_CALLS:
+            return False
+        self._missed = 2 * MISSED_CALLS  # one hit in a rest of misses is not enough to go on missing all the others
+        return True
 
     def split(self, captured: CallGroup | None, grad_mode: bool) -> None:
         """Plans for calls with gradients enabled and without are different ones from now on; what there is goes.

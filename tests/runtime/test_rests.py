@@ -1,0 +1,214 @@
+# pyright: reportPrivateUsage=false
+"""Calls that no plan takes go to the model's own code at what a look-up costs, however their arguments are put together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse import Settings
+from hotfuse.runtime.admission import GraphAdmission
+from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.rests import CALLS_PER_REST, MOST_REST, Rests
+from hotfuse.runtime.samples import CallSamples
+from hotfuse.runtime.site import MISSED_CALLS
+from hotfuse.runtime.tierup.contest import PlanContest
+
+INLINE = Settings(capture="inline", profiles=":memory:", tiers=0, watch=False)
+
+
+class Sums(nn.Module):
+    def forward(self, parts: Any) -> torch.Tensor:
+        values = parts.values() if isinstance(parts, dict) else parts if isinstance(parts, (list, tuple)) else [parts.x]
+        return torch.stack([v.sum() for v in values]).sum()
+
+
+class Appends(nn.Module):
+    """Nothing of it is captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        self.seen.append(1)
+        return parts[0] + len(parts)
+
+
+class Odd:
+    __slots__ = ("x",)
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[int]:
+    """How often a function ran: its work is done all the same."""
+    calls, real = [0], getattr(owner, name)
+
+    def also(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, also)
+    return calls
+
+
+def test_lists_are_not_taken_apart_where_nothing_can_be_captured() -> None:
+    fast = hotfuse.jit(Appends().eval(), settings=INLINE)
+    known = fast._engine._known
+    x, taken = [torch.ones(3), torch.ones(3)], [0]
+    take = known.take
+
+    def also(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        taken[0] += 1
+        return take(args, kwargs)
+
+    known.take = also
+    with torch.no_grad():
+        for _ in range(400):
+            assert torch.equal(fast(x), torch.full((3,), 3.0))
+    assert taken[0] < 100
+    assert fast.stats()["calls_per_tier"]["module"] == fast.stats()["calls"] == 400
+
+
+@pytest.mark.parametrize("argument", [
+    lambda: torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.ones(2), (2, 2)),
+    lambda: torch.ones(2, dtype=torch.complex64).conj(),
+], ids=["sparse", "conjugate"])
+def test_calls_that_are_never_captured_rest(argument: Callable[[], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = hotfuse.jit(lambda x: x.sum(), settings=INLINE)
+    looked, x = counted(monkeypatch, Capturer, "_wanted"), argument()
+    with torch.no_grad():
+        for _ in range(MOST_REST * CALLS_PER_REST + 1600):
+            fast(x)
+    assert looked[0] < MOST_REST * CALLS_PER_REST + 300
+    assert any("argument" in text for text in fast._engine.limits())
+
+
+def test_calls_that_cannot_be_described_rest() -> None:
+    fast = hotfuse.jit(Sums(), settings=INLINE)
+    odd, calls = Odd(torch.ones(3)), 6000
+    with torch.no_grad():
+        for _ in range(calls):
+            assert fast(odd) == 3
+    assert fast._engine.log.counts["unsupported_calls"] < calls // 4
+    assert fast.stats()["calls_per_tier"]["module"] == calls
+
+
+def test_a_kind_of_call_with_a_plan_is_served_beside_others_that_have_none() -> None:
+    """Rests are had by kinds of calls that look alike from outside: where one of those has a plan, all are looked at."""
+    fast = hotfuse.jit(Sums(), settings=INLINE)
+    with torch.no_grad():
+        for _ in range(1200):
+            fast([torch.ones(3), torch.ones(3)])
+            fast(Odd(torch.ones(3)))
+    assert fast.stats()["calls_per_tier"]["0"] > 1100
+
+
+def test_calls_that_miss_every_plan_rest_until_one_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More kinds of sizes come than may be captured: looking for a plan in vain takes longer than a small model does."""
+    settings = INLINE.with_(max_captures=1)
+    fast = hotfuse.jit(lambda x: x.reshape(2, -1).sum(1) if len(x) % 2 == 0 else x.sum(0, keepdim=True), settings=settings)
+    even, odd = torch.ones(4), torch.ones(5)
+    with torch.no_grad():
+        fast(even)
+        for _ in range(4):
+            fast(even)
+        looked = counted(monkeypatch, Capturer, "own_code")
+        (site,) = fast._engine.sites.values()
+        for _ in range(800):
+            assert fast(odd) == 5
+        assert MISSED_CALLS < looked[0] < 120
+        served = fast.stats()["calls_per_tier"]["0"]
+        for _ in range(100):
+            assert torch.equal(fast(even), torch.full((2,), 2.0))
+        assert fast.stats()["calls_per_tier"]["0"] >= served + 100 - MISSED_CALLS - 1 and not site.resting
+
+
+def test_a_few_misses_keep_no_plan_from_its_calls() -> None:
+    fast = hotfuse.jit(lambda x: x.reshape(2, -1).sum(1) if len(x) % 2 == 0 else x.sum(0, keepdim=True),
+                       settings=INLINE.with_(max_captures=1))
+    even, odd = torch.ones(4), torch.ones(5)
+    with torch.no_grad():
+        fast(even)
+        for i in range(400):
+            fast(odd if i % 4 == 0 else even)
+    assert fast.stats()["calls_per_tier"]["0"] >= 300
+
+
+def test_numbers_that_never_return_cost_a_look_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them were captured, in vain: their sites are there, and nobody comes to them."""
+    fast = hotfuse.jit(lambda x, t: x * t, settings=INLINE)
+    looked, x, calls = counted(monkeypatch, Capturer, "_wanted"), torch.ones(3), 4000
+    with torch.no_grad():
+        for i in range(calls):
+            assert torch.equal(fast(x, i * 0.5), x * (i * 0.5))
+        assert looked[0] < calls // 4
+        for _ in range(400):
+            fast(x, 1.5)
+    assert fast.stats()["calls_per_tier"]["0"] > 200
+
+
+def test_calls_that_are_compared_are_not_all_learned_from_where_that_takes_longer() -> None:
+    """Also long ones: of calls whose sizes vary, learning took as long as the call."""
+    fast = hotfuse.jit(lambda x: x @ x, settings=INLINE)
+    x = torch.randn(400, 400)
+    with torch.no_grad():
+        fast(x)
+        fast(x)
+        (site,) = fast._engine.sites.values()
+        (entry,) = site.entries
+        entry.own_ratio = None
+        entry.open(PlanContest(entry.baseline, entry.baseline, own=True))
+        entry.look_s, before = 10.0, entry.samples.taken
+        for _ in range(8):
+            fast(x)
+    assert entry.samples.taken - before <= 2
+
+
+def test_kept_calls_are_counted_as_they_come_and_go() -> None:
+    """Many kinds of calls push each other out; every look asks how much is held."""
+    samples, rng = CallSamples(20_000), random.Random(7)
+    for _ in range(600):
+        n = rng.randint(1, 400)
+        samples.note((n,), [torch.zeros(n)], fits=rng.random() < 0.8)
+        held = sum(t.numel() * t.element_size() for seen in samples._seen.values() for call in seen.kept for t in call)
+        assert samples.bytes == held <= 20_000
+    samples.vet(lambda call: call[0].numel() % 2 == 0)
+    before = samples.bytes
+    freed = samples.give_back()
+    held = sum(t.numel() * t.element_size() for seen in samples._seen.values() for call in seen.kept for t in call)
+    assert freed > 0 and samples.bytes == held == before - freed
+
+
+def test_a_model_that_is_trained_meanwhile_is_not_said_to_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, compare = nn.Linear(4, 4).eval(), GraphAdmission._compare
+
+    def later(*args: Any) -> None:
+        with torch.no_grad():
+            model.weight += 1
+        compare(*args)
+
+    monkeypatch.setattr(GraphAdmission, "_compare", later)
+    fast = hotfuse.jit(model, settings=INLINE)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 4)
+            wanted = model(x)
+            assert torch.equal(fast(x), wanted)
+    events = fast._engine.log.counts
+    assert events.get("refuse.model_changed", 0) and not events.get("refuse.mismatch", 0)
+
+
+def test_rests_are_bounded() -> None:
+    rests = Rests({})
+    for i in range(2000):
+        rests.without_site((1, f"name{i}"))
+    assert len(rests._without_site) <= 256
