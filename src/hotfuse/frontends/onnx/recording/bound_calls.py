@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotfuse.frontends.onnx.constant_folding import Bounded
 from hotfuse.frontends.onnx.elements import moved_as_it_is, norm_axis
+from hotfuse.frontends.onnx.products import ConstantProduct
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.recording.conv_product import faster_of
 
@@ -42,6 +43,8 @@ def bound(
     if step is None:
         return (faster_of(call.conv, xs[0]), (0,)) if isinstance(call, Bounded) else None
     x, op = xs[0], step.node.op
+    if isinstance(call, ConstantProduct):
+        return call, (0, *range(1, len(xs)))
     if not isinstance(x, Tensor):
         return None
     if op in ("Identity", "Cast") and result is x:
