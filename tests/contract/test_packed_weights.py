@@ -126,10 +126,11 @@ def test_a_file_multiplies_with_packed_weights_and_lets_them_go() -> None:
     module = OnnxModule(load(file(weight)))
     for calls in module.program.ready().packs:
         if isinstance(calls, ConstantProduct):
-            calls._plain = Slow(calls._plain)
+            calls.plain = Slow(calls.plain)
     assert len(module.program.ready().packs) == 2
+    x = np.zeros((40, 131), np.float32)
     for call in range(5):
-        x = np.random.default_rng(call).standard_normal((40, 131)).astype(np.float32)
+        x[:] = np.random.default_rng(call).standard_normal(x.shape)
         want = np.maximum(x.astype(np.float64) @ weight, 0.0) @ weight.T.astype(np.float64) + np.arange(131)
         (got,) = module.forward(torch.from_numpy(x))
         assert isinstance(got, Tensor)
@@ -139,8 +140,9 @@ def test_a_file_multiplies_with_packed_weights_and_lets_them_go() -> None:
             heap.when_idle()
             assert module.prepared_bytes < weight.nbytes
     assert module.prepared_bytes >= 2 * weight.nbytes, "packed again when calls come"
-    copied = copy.deepcopy(module)
-    assert torch.equal(copied.forward(torch.from_numpy(x))[0], module.forward(torch.from_numpy(x))[0])
+    (got,), (want,) = (m.forward(torch.from_numpy(x)) for m in (copy.deepcopy(module), module))
+    assert isinstance(got, Tensor) and isinstance(want, Tensor)
+    assert torch.equal(got, want)
 
 
 def test_where_memory_counts_nothing_is_packed() -> None:
@@ -154,16 +156,18 @@ def test_weights_given_with_a_call_are_the_ones_multiplied_with() -> None:
     made = onnx.load_from_string(file(np.ones((131, 517), np.float32)))
     made.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [131, 517]))
     module, x = OnnxModule(load(made.SerializeToString())), torch.ones(40, 131)
-    for _ in range(3):
-        before = module.forward(x)[0]
+    before = [module.forward(x)[0] for _ in range(3)][-1]
     other = module.run_with([x], {"w": torch.zeros(131, 517)})[0]
     assert isinstance(other, Tensor)
     assert torch.equal(other, torch.arange(131.0).expand(40, 131))
-    assert torch.equal(module.forward(x)[0], before)
+    after = module.forward(x)[0]
+    assert isinstance(before, Tensor) and isinstance(after, Tensor)
+    assert torch.equal(after, before)
 
 
 def test_copies_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_weights, "MAX_BYTES", sum(h.bytes for h in packed_weights._STORE.holders) + 100)
+    heap.when_idle()
+    monkeypatch.setattr(packed_weights, "MAX_BYTES", 100)
     fits, other = PackedWeight(lambda: torch.zeros(20), 80), PackedWeight(lambda: torch.zeros(20), 80)
     assert fits.get() is not None
     assert other.get() is None
@@ -218,6 +222,7 @@ def test_every_kernel_gives_the_convolution(
     w, b = torch.randn(weight), torch.randn(weight[0])
     conv = SlowConv(w, b, window, affine(2.0, 1.0), "relu", affine(0.5, -1.0), lambda x: x)
     kernels = made(conv)
+    x, want = torch.empty(0), torch.empty(0)
     for call in range(4):
         x = torch.randn(shape)
         x = x.contiguous(memory_format=layout) if x.dim() == 4 else x
@@ -248,3 +253,30 @@ def test_zeros_around_an_image_meet_weights_that_are_not_finite() -> None:
         for _ in range(3):
             assert torch.equal(kernels(x).isnan(), first.isnan())
     assert not kernels.bytes
+
+
+@needs_products
+def test_four_bit_weights_of_many_rows_are_multiplied_packed() -> None:
+    rng, (rows, k, n) = np.random.default_rng(0), (40, 128, 96)
+    q, s = rng.integers(0, 256, (n, k // 32, 16)).astype(np.uint8), rng.random(n * k // 32).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulNBits", ["x", "q", "s"], ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=32)],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, k])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(q, "q"), numpy_helper.from_array(s, "s")],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    data = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+    module, plain = OnnxModule(load(data)), OnnxModule(load(data), pack=False)
+    (product,) = (p for p in module.program.ready().packs if isinstance(p, ConstantProduct))
+    product.plain = Slow(product.plain)
+    assert not plain.program.ready().packs
+    nibbles = np.stack([q & 15, q >> 4], -1).reshape(n, k // 32, 32).astype(np.float64)
+    weight = ((nibbles - 8) * s.reshape(n, k // 32, 1)).reshape(n, k)
+    for _ in range(3):
+        x = rng.standard_normal((rows, k)).astype(np.float32)
+        for each in (module, plain):
+            (got,) = each.forward(torch.from_numpy(x))
+            assert isinstance(got, Tensor)
+            np.testing.assert_allclose(got.numpy(), x.astype(np.float64) @ weight.T, rtol=1e-4, atol=1e-3)
+    assert product.bytes

@@ -23,11 +23,13 @@ from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model import OnnxNode
-from hotfuse.frontends.onnx.products import ConstantProduct, constant_product
+from hotfuse.frontends.onnx.products import ConstantProduct
+from hotfuse.frontends.onnx.products import available as products_available
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, CallSource, Program, ProgramStep, Ready
 from hotfuse.frontends.onnx.recording.runs import Call
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value
+from hotfuse.ops.folded_conv import is_floats
 
 RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -158,7 +160,7 @@ def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> boo
 
 def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value], *, pack: bool) -> _Made:
     """A step that knows which of its inputs are constants; with `pack` it may hold copies of them."""
-    if pack and (product := constant_product(step, known, env)) is not None:
+    if pack and (product := _product(step, known, env)) is not None:
         return _made(step, product)
     if step.kind == "control":
         captures = len(step.programs[0].captures)
@@ -169,8 +171,31 @@ def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value], *, pack:
     if step.prepare is not None:
         inputs = [env[i] if i in known else VARIES for i in step.ins]
         if (made := step.prepare(step.ctx, inputs, step.attrs)) is not None:
-            return _made(step, limits.guard(step.node, step.attrs, made.call), made.bytes, note=made.note)
+            call = made.call.plain if isinstance(made.call, ConstantProduct) and not pack else made.call
+            return _made(step, limits.guard(step.node, step.attrs, call), made.bytes, note=made.note)
     return _made(step, step.call, nested=step.programs)
+
+
+def _product(step: ProgramStep, known: set[int], env: Sequence[Value]) -> ConstantProduct | None:
+    """A step's call where it multiplies something that varies with a constant matrix; None for others."""
+    if step.kind != "op" or step.node.domain not in ("", "ai.onnx") or step.node.op not in ("MatMul", "Gemm"):
+        return None
+    if len(step.ins) < 2 or step.ins[0] in known or not products_available():
+        return None
+    weight = env[step.ins[1]] if step.ins[1] in known else None
+    if not isinstance(weight, torch.Tensor) or not is_floats(weight, 2) or not weight.numel():
+        return None
+    if step.node.op == "MatMul":
+        return ConstantProduct(weight.t(), None, step.call)
+    if step.attrs.get("transA") or any(step.attrs.get(k, 1.0) != 1.0 for k in ("alpha", "beta")):
+        return None
+    rows = weight if step.attrs.get("transB") else weight.t()
+    if len(step.ins) < 3:
+        return ConstantProduct(rows, None, step.call)
+    bias = env[step.ins[2]] if step.ins[2] in known else None
+    if not isinstance(bias, torch.Tensor) or not is_floats(bias, 1) or bias.shape[0] != rows.shape[0]:
+        return None
+    return ConstantProduct(rows, bias, step.call)
 
 
 def _calls(program: Program, made: Sequence[_Made], known: set[int]) -> tuple[Call, ...]:

@@ -17,7 +17,7 @@ of its rows, when a layer meets them the second time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,8 +25,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, fastest, usable
-from hotfuse.frontends.onnx.program import ProgramStep
-from hotfuse.ops.folded_conv import is_floats
 
 MIN_MULTIPLIES = 1 << 18
 """Of a call: what is smaller takes torch no longer than oneDNN's call takes to begin."""
@@ -39,12 +37,12 @@ _faster: dict[tuple[int, int, int, int], bool] = {}
 class ConstantProduct:
     """`x @ weight + bias`, called with a node's inputs, of which only the first varies."""
 
-    __slots__ = ("_bias", "_inputs", "_outputs", "_packed", "_plain", "_seen")
+    __slots__ = ("_bias", "_inputs", "_outputs", "_packed", "_seen", "plain")
 
     def __init__(self, rows: Tensor, bias: Tensor | None, plain: Callable[..., Any]) -> None:
         """`rows` holds the weights of one output each; `plain` is the node's own function."""
         self._outputs, self._inputs = int(rows.shape[0]), int(rows.shape[1])
-        self._bias, self._plain = bias, plain
+        self._bias, self.plain = bias, plain
         self._packed = PackedWeight(lambda: _pack(rows), 4 * rows.numel())
         self._seen: set[int] = set()
 
@@ -56,16 +54,16 @@ class ConstantProduct:
     def __call__(self, x: Any, *constants: Any) -> Any:
         """The product."""
         if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[-1] != self._inputs or not usable(x):
-            return self._plain(x, *constants)
+            return self.plain(x, *constants)
         rows = x.numel() // self._inputs
         if rows * self._inputs * self._outputs < MIN_MULTIPLIES:
-            return self._plain(x, *constants)
+            return self.plain(x, *constants)
         key = (self._inputs, self._outputs, rows.bit_length(), torch.get_num_threads())
         wins = _faster.get(key)
         if wins is None:
             wins = self._compared(key, x, constants)
         weight = self._packed.get() if wins else None
-        return self._plain(x, *constants) if weight is None else _linear(x, weight, self._bias, "none", [], "")
+        return self.plain(x, *constants) if weight is None else _linear(x, weight, self._bias, "none", [], "")
 
     def _compared(self, key: tuple[int, int, int, int], x: Tensor, constants: tuple[Any, ...]) -> bool:
         """Whether the packed product is faster, if that is to be known by now."""
@@ -74,7 +72,7 @@ class ConstantProduct:
             return False
         if (weight := self._packed.get()) is None:
             return False
-        candidates = ((lambda: self._plain(x, *constants), 1.0), (lambda: _linear(x, weight, self._bias, "none", [], ""), MARGIN))
+        candidates = ((lambda: self.plain(x, *constants), 1.0), (lambda: _linear(x, weight, self._bias, "none", [], ""), MARGIN))
         wins = fastest(candidates) == 1
         if len(_faster) >= MAX_SHAPES:
             _faster.clear()
@@ -86,26 +84,6 @@ class ConstantProduct:
     def __deepcopy__(self, memo: object) -> ConstantProduct:
         """What it knows holds for a copy of the model, too."""
         return self
-
-
-def constant_product(step: ProgramStep, known: set[int], env: Sequence[Any]) -> ConstantProduct | None:
-    """A step's call where it multiplies something that varies with a constant matrix; None for others."""
-    if step.kind != "op" or step.node.domain not in ("", "ai.onnx") or len(step.ins) < 2 or step.ins[0] in known or not available():
-        return None
-    weight = env[step.ins[1]] if step.ins[1] in known else None
-    if not isinstance(weight, Tensor) or not is_floats(weight, 2) or not weight.numel():
-        return None
-    if step.node.op == "MatMul":
-        return ConstantProduct(weight.t(), None, step.call)
-    if step.node.op != "Gemm" or step.attrs.get("transA") or any(step.attrs.get(k, 1.0) != 1.0 for k in ("alpha", "beta")):
-        return None
-    rows = weight if step.attrs.get("transB") else weight.t()
-    if len(step.ins) < 3:
-        return ConstantProduct(rows, None, step.call)
-    bias = env[step.ins[2]] if step.ins[2] in known else None
-    if not isinstance(bias, Tensor) or not is_floats(bias, 1) or bias.shape[0] != rows.shape[0]:
-        return None
-    return ConstantProduct(rows, bias, step.call)
 
 
 @functools.cache

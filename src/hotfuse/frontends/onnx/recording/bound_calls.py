@@ -27,7 +27,8 @@ FIRST_INPUT: Final = FirstInput()
 BoundCall = tuple[Callable[..., Any], tuple[int, ...]]
 """What to call, and which inputs it takes."""
 
-_RESHAPED = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+RESHAPED = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that give the elements as they are in another shape."""
 _FLOATS: dict[str, Callable[..., Any]] = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "MatMul": torch.matmul, "Sqrt": torch.sqrt,
     "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Relu": torch.relu, "Erf": torch.erf, "Exp": torch.exp, "Neg": torch.neg,
@@ -50,7 +51,7 @@ def bound(
     if op in ("Identity", "Cast") and result is x:
         return FIRST_INPUT
     if moved_as_it_is(x) and all(fixed[1:]):
-        if op in _RESHAPED:
+        if op in RESHAPED:
             return FIRST_INPUT if result.shape == x.shape else (_reshaped(tuple(result.shape)), (0,))
         if op == "Expand":
             sizes = tuple(result.shape)
@@ -61,7 +62,7 @@ def bound(
         if op == "Gather":
             return _gathered(x, xs[1], int(step.attrs.get("axis", 0)))
         if op == "Slice" and step.opset >= 10 and (found := _sliced(xs)) is not None:
-            return found, (0,)
+            return FIRST_INPUT if result.shape == x.shape else (found, (0,))
         mirrored = op == "Pad" and step.opset >= 11 and step.attrs.get("mode", "constant") != "constant"
         if mirrored and (found := _padded(step, xs)) is not None:
             return found, (0,)
