@@ -67,7 +67,7 @@ def test_a_packed_product_is_the_product(shape: tuple[int, ...]) -> None:
 
 @needs_products
 def test_a_packed_product_of_what_is_not_finite() -> None:
-    rows, x = torch.randn(300, 77), torch.randn(50, 77)
+    rows, x = torch.randn(300, 77), torch.randn(70, 77)
     rows[0, 76], rows[5, 0], x[3, 76], x[7, 1], x[9, 0] = float("inf"), float("nan"), float("-inf"), float("nan"), 0.0
     product = ConstantProduct(rows, None, Slow(lambda x: x @ rows.t()))
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_what_is_small_stays_with_torch(x: Tensor) -> None:
 
 @needs_products
 def test_a_product_that_needs_gradients_stays_with_torch() -> None:
-    rows, x = torch.randn(300, 131), torch.randn(50, 131, requires_grad=True)
+    rows, x = torch.randn(300, 131), torch.randn(70, 131, requires_grad=True)
     product = ConstantProduct(rows, None, Slow(lambda x: x @ rows.t()))
     for _ in range(3):
         assert product(x).requires_grad
@@ -100,8 +100,8 @@ def test_a_product_that_needs_gradients_stays_with_torch() -> None:
 
 @needs_products
 def test_the_faster_one_of_two_is_kept() -> None:
-    rows, x = torch.randn(300, 131), torch.randn(50, 131)
-    product = ConstantProduct(rows, None, lambda x: x.new_zeros(50, 300))  # nothing to do: no library is faster
+    rows, x = torch.randn(300, 131), torch.randn(70, 131)
+    product = ConstantProduct(rows, None, lambda x: x.new_zeros(70, 300))  # nothing to do: no library is faster
     with torch.no_grad():
         for _ in range(3):
             assert not product(x).any()
@@ -257,7 +257,7 @@ def test_zeros_around_an_image_meet_weights_that_are_not_finite() -> None:
 
 @needs_products
 def test_four_bit_weights_of_many_rows_are_multiplied_packed() -> None:
-    rng, (rows, k, n) = np.random.default_rng(0), (40, 128, 96)
+    rng, (rows, k, n) = np.random.default_rng(0), (100, 128, 96)
     q, s = rng.integers(0, 256, (n, k // 32, 16)).astype(np.uint8), rng.random(n * k // 32).astype(np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMulNBits", ["x", "q", "s"], ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=32)],

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, fastest, usable
 
-MIN_MULTIPLIES = 1 << 18
+MIN_MULTIPLIES = 1 << 20
 """Of a call: what is smaller takes torch no longer than oneDNN's call takes to begin."""
 MAX_SHAPES = 1 << 12
 """Shapes of which it is remembered which kernel is faster."""
@@ -53,16 +53,28 @@ class ConstantProduct:
 
     def __call__(self, x: Any, *constants: Any) -> Any:
         """The product."""
-        if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[-1] != self._inputs or not usable(x):
+        if not isinstance(x, Tensor) or x.numel() * self._outputs < MIN_MULTIPLIES:
+            return self.plain(x, *constants)
+        if x.dim() < 2 or x.shape[-1] != self._inputs or not usable(x):
             return self.plain(x, *constants)
         rows = x.numel() // self._inputs
-        if rows * self._inputs * self._outputs < MIN_MULTIPLIES:
-            return self.plain(x, *constants)
         key = (self._inputs, self._outputs, rows.bit_length(), torch.get_num_threads())
         wins = _faster.get(key)
         if wins is None:
             wins = self._compared(key, x, constants)
         weight = self._packed.get() if wins else None
+        return self.plain(x, *constants) if weight is None else _linear(x, weight, self._bias, "none", [], "")
+
+    def for_sizes(self, x: Tensor) -> Callable[..., Any] | None:
+        """What to call for inputs of just these sizes, which have come before; None where that is torch's own kernel."""
+        rows = x.numel() // self._inputs if x.dim() > 1 else 0
+        if x.numel() * self._outputs < MIN_MULTIPLIES or not rows:
+            return None
+        wins = _faster.get((self._inputs, self._outputs, rows.bit_length(), torch.get_num_threads()))
+        return self if wins is None else self._by_packed if wins else None
+
+    def _by_packed(self, x: Tensor, *constants: Any) -> Any:
+        weight = self._packed.get() if usable(x) else None
         return self.plain(x, *constants) if weight is None else _linear(x, weight, self._bias, "none", [], "")
 
     def _compared(self, key: tuple[int, int, int, int], x: Tensor, constants: tuple[Any, ...]) -> bool:

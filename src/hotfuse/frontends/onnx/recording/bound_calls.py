@@ -44,10 +44,10 @@ def bound(
     if step is None:
         return (faster_of(call.conv, xs[0]), (0,)) if isinstance(call, Bounded) else None
     x, op = xs[0], step.node.op
-    if isinstance(call, ConstantProduct):
-        return call, (0, *range(1, len(xs)))
     if not isinstance(x, Tensor):
         return None
+    if isinstance(call, ConstantProduct) and (product := call.for_sizes(x)) is not None:
+        return product, tuple(range(len(xs)))
     if op in ("Identity", "Cast") and result is x:
         return FIRST_INPUT
     if moved_as_it_is(x) and all(fixed[1:]):
