@@ -154,7 +154,7 @@ def test_a_preparation_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) ->
     data = built([helper.make_node("Add", ["a", "a"], ["b"]), helper.make_node("MatMul", ["x", "b"], ["y"])],
                  {"x": X["x"]}, ["y"], {"a": np.eye(X["x"].shape[1], dtype=np.float32)})  # fmt: skip
 
-    def fails(*_a: object) -> None:
+    def fails(*_a: object, **_k: object) -> None:
         raise RuntimeError("no room")
 
     monkeypatch.setattr(constant_folding, "_prepared", fails)

@@ -279,3 +279,17 @@ def test_large_and_grouped_convolutions_stay_with_the_library() -> None:
     assert as_product(plain, torch.randn(1, 4, conv_product.MAX_PLACES)) is not None
     assert as_product(plain, torch.randn(1, 4, conv_product.MAX_PLACES + 1)) is None
     assert as_product(plain, torch.randn(0, 4, 5)) is None
+
+
+def test_slices_of_everything_and_reshapes_of_reshapes_take_no_calls() -> None:
+    data = model(
+        [node("Slice", ["x", "zero", "end", "axis"], ["all"]), node("Slice", ["x", "zero", "two", "axis"], ["some"]),
+         node("Slice", ["x", "last", "before", "axis", "back"], ["turned"]),
+         node("Unsqueeze", ["all", "zero"], ["a"]), node("Squeeze", ["a", "zero"], ["b"]), node("Unsqueeze", ["b", "one"], ["c"]),
+         node("Reshape", ["c", "flat"], ["d"]), node("Neg", ["c"], ["e"]), node("Neg", ["d"], ["f"])],
+        {"x": (F32, ["n", "m"])}, {"some": F32, "turned": F32, "b": F32, "d": F32, "e": F32, "f": F32},
+        {"zero": np.array([0]), "end": np.array([2**31]), "two": np.array([2]), "axis": np.array([1]), "one": np.array([1]),
+         "last": np.array([-1]), "before": np.array([-(2**31)]), "back": np.array([-1]), "flat": np.array([-1])},
+    )  # fmt: skip
+    module = same(data, (rows(3, 5),), (rows(2, 2),), (rows(1, 1),), (rows(0, 3),))
+    assert sorted(recorded(module)[0]) == ["Neg", "Neg", "Reshape", "Slice", "Slice", "Unsqueeze"]

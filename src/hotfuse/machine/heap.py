@@ -148,6 +148,7 @@ class Trimmer:
         self._clock = clock
         self._lock = threading.Lock()
         self._spares: list[Callable[[], int]] = []
+        self._outlived: list[Callable[[], int]] = []
         self._low = 0
         """Bytes held after the last trim."""
         self._not_before = clock() + FIRST_S
@@ -160,6 +161,8 @@ class Trimmer:
 
         The end of the thread's own arena goes back every time: no other thread waits for that.
         """
+        for give_back in self._outlived:
+            give_back()
         self.bytes += (released := self._release())
         return released + self._after_growth()
 
@@ -187,6 +190,10 @@ class Trimmer:
     def spares(self, give_back: Callable[[], int]) -> None:
         """A function that frees what is kept only to make the next call faster; it tells the bytes."""
         self._spares.append(give_back)
+
+    def outlived(self, give_back: Callable[[], int]) -> None:
+        """A function that frees what nothing has used for some seconds; asked whenever background work is done."""
+        self._outlived.append(give_back)
 
     def when_idle(self) -> int:
         """Nobody has called for a while: free what only the next call would use, and trim; the bytes given back by trimming.

@@ -18,15 +18,18 @@ import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import control, limits
+from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.products import ConstantProduct
+from hotfuse.frontends.onnx.products import available as products_available
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, CallSource, Program, ProgramStep, Ready
 from hotfuse.frontends.onnx.recording.runs import Call
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value
-from hotfuse.ops.folded_conv import FoldedConv
+from hotfuse.ops.folded_conv import is_floats
 
 RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -102,16 +105,16 @@ def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int]
     """The steps that are left, each prepared; convolutions together with what follows them."""
     found = folded(left, known, env, program.out_slots) if program.pack else None
     if found is None:
-        return [_prepared(s, known, env) for s in left]
+        return [_prepared(s, known, env, pack=program.pack) for s in left]
     made: list[_Made] = []
     for place, step in enumerate(left):
         made.extend(_in_rows(slot, step.node) for slot in found.rows.get(place, ()))
         if place in found.instead:
             conv, chain = found.instead[place]
             last = left[chain.places[-1]]
-            made.append(_Made(Bounded(conv, step, env[step.ins[1]]), step.ins[:1], last.outs, step.node, conv.bytes))
+            made.append(_Made(Bounded(ConvKernels(conv), step, env[step.ins[1]]), step.ins[:1], last.outs, step.node, conv.bytes))
         elif place not in found.gone:
-            made.append(_prepared(step, known, env))
+            made.append(_prepared(step, known, env, pack=program.pack))
     return [*made, *(_in_rows(slot, left[-1].node) for slot in found.rows_last)]
 
 
@@ -119,7 +122,7 @@ def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int]
 class Bounded:
     """A folded convolution, refused where the one in the file would be (`limits`)."""
 
-    conv: FoldedConv
+    conv: ConvKernels
     step: ProgramStep
     weight: Value
 
@@ -139,7 +142,9 @@ def _ready(program: Program, template: list[Value], made: Sequence[_Made], known
     nested = {id(p): p for m in made for p in m.nested}
     size, notes = sum(kept.values()) + sum(m.bytes for m in made), tuple(m.note for m in made if m.note)
     sources = tuple(CallSource(m.step, m.nested) for m in made)
-    return Ready(template, _calls(program, made, known), sources, size, tuple(nested.values()), notes=notes)
+    calls = [m.call.conv if isinstance(m.call, Bounded) else m.call for m in made]
+    packs = tuple(call for call in calls if isinstance(call, (ConvKernels, ConstantProduct)))
+    return Ready(template, _calls(program, made, known), sources, size, tuple(nested.values()), notes=notes, packs=packs)
 
 
 def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> bool:
@@ -153,8 +158,10 @@ def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> boo
     )
 
 
-def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value]) -> _Made:
-    """A step that knows which of its inputs are constants."""
+def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value], *, pack: bool) -> _Made:
+    """A step that knows which of its inputs are constants; with `pack` it may hold copies of them."""
+    if pack and (product := _product(step, known, env)) is not None:
+        return _made(step, product)
     if step.kind == "control":
         captures = len(step.programs[0].captures)
         given = {k: env[i] for k, i in enumerate(step.ins[len(step.ins) - captures :]) if i in known}
@@ -164,8 +171,31 @@ def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value]) -> _Made
     if step.prepare is not None:
         inputs = [env[i] if i in known else VARIES for i in step.ins]
         if (made := step.prepare(step.ctx, inputs, step.attrs)) is not None:
-            return _made(step, limits.guard(step.node, step.attrs, made.call), made.bytes, note=made.note)
+            call = made.call.plain if isinstance(made.call, ConstantProduct) and not pack else made.call
+            return _made(step, limits.guard(step.node, step.attrs, call), made.bytes, note=made.note)
     return _made(step, step.call, nested=step.programs)
+
+
+def _product(step: ProgramStep, known: set[int], env: Sequence[Value]) -> ConstantProduct | None:
+    """A step's call where it multiplies something that varies with a constant matrix; None for others."""
+    if step.kind != "op" or step.node.domain not in ("", "ai.onnx") or step.node.op not in ("MatMul", "Gemm"):
+        return None
+    if len(step.ins) < 2 or step.ins[0] in known or not products_available():
+        return None
+    weight = env[step.ins[1]] if step.ins[1] in known else None
+    if not isinstance(weight, torch.Tensor) or not is_floats(weight, 2) or not weight.numel():
+        return None
+    if step.node.op == "MatMul":
+        return ConstantProduct(weight.t(), None, step.call)
+    if step.attrs.get("transA") or any(step.attrs.get(k, 1.0) != 1.0 for k in ("alpha", "beta")):
+        return None
+    rows = weight if step.attrs.get("transB") else weight.t()
+    if len(step.ins) < 3:
+        return ConstantProduct(rows, None, step.call)
+    bias = env[step.ins[2]] if step.ins[2] in known else None
+    if not isinstance(bias, torch.Tensor) or not is_floats(bias, 1) or bias.shape[0] != rows.shape[0]:
+        return None
+    return ConstantProduct(rows, bias, step.call)
 
 
 def _calls(program: Program, made: Sequence[_Made], known: set[int]) -> tuple[Call, ...]:

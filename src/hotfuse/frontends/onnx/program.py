@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -88,6 +88,15 @@ class CallSource:
     """Programs that it runs."""
 
 
+class Packs(Protocol):
+    """What holds a packed copy of a weight at times."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory of it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """What a run needs."""
@@ -105,6 +114,12 @@ class Ready:
     """Why constants are not prepared, where that failed."""
     notes: tuple[str, ...] = ()
     """What a reader should know of its calls."""
+    packs: tuple[Packs, ...] = ()
+    """Calls that may hold packed copies of weights, and let them go."""
+
+    def held(self) -> int:
+        """Memory that was not there before, packed copies included."""
+        return self.bytes + sum(p.bytes for p in self.packs)
 
 
 @dataclass(slots=True)
@@ -143,7 +158,7 @@ class Program:
     def prepared_bytes(self) -> int:
         """Memory of what was computed of constants and sizes, here and in nested programs."""
         recorded = 0 if self._runs is None else self._runs.bytes
-        return recorded + (0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested))
+        return recorded + (0 if self._ready is None else self._ready.held() + sum(p.prepared_bytes for p in self._ready.nested))
 
     @property
     def prepared(self) -> bool:

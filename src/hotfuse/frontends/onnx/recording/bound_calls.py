@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotfuse.frontends.onnx.constant_folding import Bounded
 from hotfuse.frontends.onnx.elements import moved_as_it_is, norm_axis
+from hotfuse.frontends.onnx.products import ConstantProduct
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.recording.conv_product import faster_of
 
@@ -26,7 +27,8 @@ FIRST_INPUT: Final = FirstInput()
 BoundCall = tuple[Callable[..., Any], tuple[int, ...]]
 """What to call, and which inputs it takes."""
 
-_RESHAPED = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+RESHAPED = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that give the elements as they are in another shape."""
 _FLOATS: dict[str, Callable[..., Any]] = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "MatMul": torch.matmul, "Sqrt": torch.sqrt,
     "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Relu": torch.relu, "Erf": torch.erf, "Exp": torch.exp, "Neg": torch.neg,
@@ -44,10 +46,12 @@ def bound(
     x, op = xs[0], step.node.op
     if not isinstance(x, Tensor):
         return None
+    if isinstance(call, ConstantProduct) and (product := call.for_sizes(x)) is not None:
+        return product, tuple(range(len(xs)))
     if op in ("Identity", "Cast") and result is x:
         return FIRST_INPUT
     if moved_as_it_is(x) and all(fixed[1:]):
-        if op in _RESHAPED:
+        if op in RESHAPED:
             return FIRST_INPUT if result.shape == x.shape else (_reshaped(tuple(result.shape)), (0,))
         if op == "Expand":
             sizes = tuple(result.shape)
@@ -58,7 +62,7 @@ def bound(
         if op == "Gather":
             return _gathered(x, xs[1], int(step.attrs.get("axis", 0)))
         if op == "Slice" and step.opset >= 10 and (found := _sliced(xs)) is not None:
-            return found, (0,)
+            return FIRST_INPUT if result.shape == x.shape else (found, (0,))
         mirrored = op == "Pad" and step.opset >= 11 and step.attrs.get("mode", "constant") != "constant"
         if mirrored and (found := _padded(step, xs)) is not None:
             return found, (0,)

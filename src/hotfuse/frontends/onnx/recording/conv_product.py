@@ -12,34 +12,30 @@ sizes are known to come again. One thread, us, library and product:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from hotfuse.frontends.onnx.conv_kernels import ConvKernels
+from hotfuse.frontends.onnx.packed_weights import MARGIN, fastest, usable
 from hotfuse.ops.folded_conv import FoldedConv
 
 MAX_PLACES = 64
 """Of a result, over the batch: beyond it the copy of the windows costs what the library's call does."""
-ROUNDS, MARGIN = 3, 1.25
-"""How often the two are timed, and by how much the product has to be faster."""
 
 Images = Callable[[Tensor], Tensor]
 
 
-def faster_of(conv: FoldedConv, x: Tensor) -> Images:
+def faster_of(kernels: ConvKernels, x: Tensor) -> Images:
     """The convolution itself, or the product that takes less time on images like this one."""
-    product = as_product(conv, x)
+    if not x.numel() or not usable(x):
+        return kernels
+    best = kernels.for_sizes(x)
+    product = as_product(kernels.conv, x)
     if product is None:
-        return conv
-    spent = [float("inf"), float("inf")]
-    for _ in range(ROUNDS):
-        for k, run in enumerate((conv, product)):
-            begin = time.perf_counter()
-            run(x)
-            spent[k] = min(spent[k], time.perf_counter() - begin)
-    return product if spent[1] * MARGIN < spent[0] else conv
+        return best
+    return product if fastest(((lambda: best(x), 1.0), (lambda: product(x), MARGIN))) else best
 
 
 def as_product(conv: FoldedConv, x: Tensor) -> Images | None:

@@ -22,7 +22,7 @@ import torch
 from hotfuse.frontends.onnx.constant_folding import RANDOM
 from hotfuse.frontends.onnx.model import OnnxNode
 from hotfuse.frontends.onnx.program import ABSENT, CallSource, Program, ProgramStep
-from hotfuse.frontends.onnx.recording.bound_calls import FirstInput, bound
+from hotfuse.frontends.onnx.recording.bound_calls import RESHAPED, FirstInput, bound
 from hotfuse.frontends.onnx.recording.runs import Call, ProgramRecording
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import truth
@@ -78,6 +78,8 @@ class _Recorder:
         self.sized: set[int] = set()
         self.calls: list[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], OnnxNode]] = []
         self.bytes = 0
+        self.reshaped: dict[int, tuple[int, torch.Size]] = {}
+        """Slots that hold another one's elements in another shape: that one, and its shape."""
 
     def slot(self, constant: Value = None) -> int:
         self.template.append(constant)
@@ -146,11 +148,24 @@ class _Recorder:
             if found is not None:
                 call, taken = found
                 ins = tuple([slots[k] for k in taken])
+                if source.step is not None and source.step.node.op in RESHAPED and source.step.node.domain in ("", "ai.onnx"):
+                    return [self._reshaped(call, node, slots[0], xs[0], results[0])]
         outs = [self.slot() for _ in results]
         if sized and tensors:
             self.sized.update(outs)
         self.calls.append((call, ins, tuple(outs), node))
         return outs
+
+    def _reshaped(self, call: Callable[..., Any], node: OnnxNode, slot: int, x: Any, result: Any) -> int:
+        """Keep a reshape, as one of what it reads was itself reshaped from; its result's slot."""
+        first, shape = self.reshaped.get(slot, (slot, x.shape))
+        if result.shape == shape:
+            return first
+        out = self.slot()
+        self.sized.add(out)
+        self.reshaped[out] = (first, shape)
+        self.calls.append((call, (first,), (out,), node))
+        return out
 
     def _known(self, step: ProgramStep | None, slots: Sequence[int]) -> tuple[bool, bool]:
         """Whether results are fixed, and whether they are sized."""
@@ -174,10 +189,12 @@ class _Recorder:
         needed = {*outs, *self.fixed}
         calls: list[Call] = []
         for call, ins, made, of in reversed(self.calls):
+            if made[0] in self.reshaped and made[0] not in needed:
+                continue  # what was reshaped again
             last = tuple(i for i in dict.fromkeys((*ins, *made)) if i not in needed)
             needed.update(last)
             calls.append((call, ins, made, last, of))
-        read = {i for _, ins, _, _ in self.calls for i in ins} | set(outs)
+        read = {i for _, ins, _, _, _ in calls for i in ins} | set(outs)
         template = [v if i in read else None for i, v in enumerate(self.template)]
         return ProgramRecording(template, tuple(where), tuple(reversed(calls)), tuple(outs), self.bytes)
 
