@@ -19,7 +19,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.device import units
 from hotfuse.compile.device.described import untaught
 from hotfuse.compile.learn import device_times, learned
-from hotfuse.compile.learn.device_times import FEW, program_shape
+from hotfuse.compile.learn.device_times import COMPILED_TILINGS, program_shape
 from hotfuse.compile.request_bodies import DeviceKernelTime, DeviceTimesRequest, DeviceUnitRequest, request_of
 from hotfuse.compile.requests import answer
 from hotfuse.compile.workers import wire
@@ -185,7 +185,7 @@ def test_workers_learn_from_trials_and_compile_what_is_likely(settings: Settings
     if registry.device_kernels().unavailable():
         return
     (header, codes), (plain, _) = asked(unit, settings), asked(replace(unit, device="another"), settings)
-    assert len(codes) == FEW < len(plain["kernels"])
+    assert len(codes) == COMPILED_TILINGS < len(plain["kernels"])
     assert (header["by"], plain["by"]) == (units.BY_MODEL, units.BY_COUNT)
     best = sorted((law(work), str(t)) for t, work in works(parse(LINEAR)))
     assert {k["tiling"] for k in header["kernels"]} & {t for _, t in best[: len(best) // 2]}

@@ -78,9 +78,9 @@ def test_a_batch_is_its_candidates_one_by_one() -> None:
         for s in p.sizes
         for core, threads in ((CORE, 1), (Core(8, 32), 2), (None, 1))
     ]
-    book = RowCache(measure.tile_of)
-    together = book.rows(found)
-    assert np.array_equal(together, book.rows(found))
+    row_cache = RowCache(measure.tile_of)
+    together = row_cache.rows(found)
+    assert np.array_equal(together, row_cache.rows(found))
     assert np.array_equal(together, np.vstack([rows(c) for c in found]))
     assert np.array_equal(together[::-1], RowCache(measure.tile_of).rows(found[::-1]))
 

@@ -25,7 +25,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.lower.gpu import GpuTiling, lower_gpu
 from hotfuse.profile.store import Store
 
-FEW = 4
+COMPILED_TILINGS = 4
 """Tilings of a group that are compiled where a model chooses."""
 MOST_DEVICES = 8
 """Whose models a worker keeps at hand."""
@@ -77,7 +77,8 @@ def likeliest(
     if not lowered:
         return None
     seconds = found.seconds([work for _, work in lowered])
-    return [tiling for _, (tiling, _) in sorted(zip(seconds, lowered, strict=True), key=lambda each: float(each[0]))[:FEW]]
+    ranked = sorted(zip(seconds, lowered, strict=True), key=lambda each: float(each[0]))
+    return [tiling for _, (tiling, _) in ranked[:COMPILED_TILINGS]]
 
 
 def program_shape(tiling: GpuTiling) -> ProgramShape:

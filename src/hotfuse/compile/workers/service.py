@@ -134,7 +134,7 @@ class Service:
         try:
             yield
         finally:
-            with self._lock:  # before it has its turn: whoever has it now takes no further job
+            with self._lock:  # before it has its turn: the job that has it now takes no further one
                 self._waiting -= 1
                 queue.waiting -= 1
             with background_priority.waiting():

@@ -47,7 +47,7 @@ def ready(program: Program) -> Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _FixedCall:
     """A call that is part of every run."""
 
     call: Callable[..., Any]
@@ -63,8 +63,8 @@ class _Made:
 
 def _made(
     step: ProgramStep, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = (), note: str = ""
-) -> _Made:
-    return _Made(call, step.ins, step.outs, step.node, bytes, nested, note, step)
+) -> _FixedCall:
+    return _FixedCall(call, step.ins, step.outs, step.node, bytes, nested, note, step)
 
 
 def _folded(program: Program) -> Ready:
@@ -98,18 +98,18 @@ def _folded(program: Program) -> Ready:
     return _ready(program, template, _all_prepared(program, left, known, env), known)
 
 
-def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> list[_Made]:
+def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> list[_FixedCall]:
     """The steps that are left, each prepared; convolutions together with what follows them."""
     found = folded(left, known, env, program.out_slots) if program.pack else None
     if found is None:
         return [_prepared(s, known, env) for s in left]
-    made: list[_Made] = []
+    made: list[_FixedCall] = []
     for place, step in enumerate(left):
         made.extend(_in_rows(slot, step.node) for slot in found.rows.get(place, ()))
         if place in found.instead:
             conv, chain = found.instead[place]
             last = left[chain.places[-1]]
-            made.append(_Made(Bounded(conv, step, env[step.ins[1]]), step.ins[:1], last.outs, step.node, conv.bytes))
+            made.append(_FixedCall(Bounded(conv, step, env[step.ins[1]]), step.ins[:1], last.outs, step.node, conv.bytes))
         elif place not in found.gone:
             made.append(_prepared(step, known, env))
     return [*made, *(_in_rows(slot, left[-1].node) for slot in found.rows_last)]
@@ -129,11 +129,11 @@ class Bounded:
         return self.conv(x)
 
 
-def _in_rows(slot: int, node: OnnxNode) -> _Made:
-    return _Made(torch.Tensor.contiguous, (slot,), (slot,), node)
+def _in_rows(slot: int, node: OnnxNode) -> _FixedCall:
+    return _FixedCall(torch.Tensor.contiguous, (slot,), (slot,), node)
 
 
-def _ready(program: Program, template: list[Value], made: Sequence[_Made], known: set[int]) -> Ready:
+def _ready(program: Program, template: list[Value], made: Sequence[_FixedCall], known: set[int]) -> Ready:
     originals = _memory(program.template)
     kept = {a: n for a, n in _memory(template).items() if a not in originals}
     nested = {id(p): p for m in made for p in m.nested}
@@ -153,7 +153,7 @@ def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> boo
     )
 
 
-def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value]) -> _Made:
+def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value]) -> _FixedCall:
     """A step that knows which of its inputs are constants."""
     if step.kind == "control":
         captures = len(step.programs[0].captures)
@@ -168,7 +168,7 @@ def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value]) -> _Made
     return _made(step, step.call, nested=step.programs)
 
 
-def _calls(program: Program, made: Sequence[_Made], known: set[int]) -> tuple[Call, ...]:
+def _calls(program: Program, made: Sequence[_FixedCall], known: set[int]) -> tuple[Call, ...]:
     seen = {ABSENT, UNUSED, *program.out_slots, *known}
     calls: list[Call] = []
     for m in reversed(made):

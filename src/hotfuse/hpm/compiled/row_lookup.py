@@ -1,10 +1,10 @@
 """Where the rows of candidates' parts are, looked up natively for a batch: parts are known by identity, tilings by their numbers.
 
-places  nodes, inputs, params and outputs of each candidate, at its sizes -> rows of the book's tables
+places  nodes, inputs, params and outputs of each candidate, at its sizes -> rows of the cache's tables
 tilings a candidate's core and the extents of its anchor -> a row of the cache's tilings
 
-What is not found is left to the book, which asks objects in Python and puts what it learned here. All loops hold the interpreter
-lock and read objects that the candidates keep alive.
+What is not found is left to the row cache, which asks objects in Python and puts what it learned here. All loops hold the
+interpreter lock and read objects that the candidates keep alive.
 """
 
 from __future__ import annotations
