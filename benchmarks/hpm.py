@@ -44,7 +44,7 @@ from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.calibrate import calibrate
 from hotfuse.compile.unit.kernel_cache import piece_of
-from hotfuse.compile.workers.pool import machine_pool
+from hotfuse.compile.workers.worker_pool import machine_pool
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last

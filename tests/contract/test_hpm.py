@@ -19,7 +19,7 @@ from hotfuse.compile.learn.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import Facts, Learned, RooflineEstimator
 from hotfuse.hpm import evaluation, forest, model
-from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.compiled import tree_walk
 from hotfuse.hpm.drawn_problems import Problem, draws
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import CostPredictor, PerformanceModel, TrainingRows
@@ -254,9 +254,9 @@ def test_any_number_of_rows_walks_down_the_same_leaves(rows: int) -> None:
 
 
 def test_forests_that_do_not_fit_the_native_form_are_refused() -> None:
-    far = np.array([walk.MOST_FEATURES])
+    far = np.array([tree_walk.MOST_FEATURES])
     with pytest.raises(ValueError, match="columns"):
-        walk.packed(far, np.zeros(1, np.float32), np.zeros(1, np.int64))
+        tree_walk.packed(far, np.zeros(1, np.float32), np.zeros(1, np.int64))
 
 
 def test_drift_is_judged_by_all_bars_and_harm_by_what_there_was_without_a_correction() -> None:

@@ -15,7 +15,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import row_cache as books
 from hotfuse.hpm.compiled import columns as native
-from hotfuse.hpm.compiled import emit, fields, recompute, row_lookup
+from hotfuse.hpm.compiled import fields, native_writer, recompute, row_lookup
 from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
@@ -155,16 +155,16 @@ def test_an_index_grows() -> None:
 def test_loops_and_conditions() -> None:
     """The sum of those of several numbers that are larger than a bar."""
 
-    def body(w: emit.FunctionWriter) -> None:
+    def body(w: native_writer.FunctionWriter) -> None:
         numbers, count, bar, out = w.args
-        total = w.variable(0.0, emit.REAL)
+        total = w.variable(0.0, native_writer.REAL)
         with w.each(count) as i:
-            own = w.load(numbers, i, emit.REAL)
-            with w.when(w.compares(own, "ogt", w.load(bar, 0, emit.REAL))):
+            own = w.load(numbers, i, native_writer.REAL)
+            with w.when(w.compares(own, "ogt", w.load(bar, 0, native_writer.REAL))):
                 total.put(w.real("fadd", total.value, own))
-        w.store(total.value, out, 0, emit.REAL)
+        w.store(total.value, out, 0, native_writer.REAL)
 
-    run = emit.compiled("some", [native.ARRAY, native.NUMBER, native.ARRAY, native.ARRAY], body)
+    run = native_writer.compiled("some", [native.ARRAY, native.NUMBER, native.ARRAY, native.ARRAY], body)
     numbers, out = np.array([1.0, 5.0, -3.0, 4.0]), np.zeros(1)
     run(numbers, 4, np.array([2.0]), out)
     assert out[0] == 9.0

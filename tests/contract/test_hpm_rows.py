@@ -11,7 +11,7 @@ import pytest
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import cuts, forest
-from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.compiled import tree_walk
 from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.row_cache import RowCache
@@ -155,6 +155,6 @@ def test_integers_have_the_order_of_the_numbers_they_stand_for() -> None:
     some = np.array([0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, np.inf, -np.inf, 3.4e38, -3.4e38], single)
     drawn = np.random.default_rng(3).integers(0, 1 << 32, 300, np.uint64).astype(np.uint32).view(single)
     x = np.concatenate([some, drawn[np.isfinite(drawn)]])
-    keys = walk.ordered(x)
+    keys = tree_walk.ordered(x)
     assert np.array_equal(keys[:, None] > keys, x[:, None] > x)
-    assert not (walk.ordered(np.array([np.nan, -np.nan], single))[:, None] > keys).any()
+    assert not (tree_walk.ordered(np.array([np.nan, -np.nan], single))[:, None] > keys).any()

@@ -11,7 +11,7 @@ import pytest
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.units import described
-from hotfuse.compile.workers.schema import decoded, encoded
+from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.criteria import Criterion
 from hotfuse.fusion.engine import FusionPlanner, Planned, apart

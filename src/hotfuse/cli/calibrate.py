@@ -48,7 +48,7 @@ def calibrate(
     threads = threads or torch.get_num_threads()
     from hotfuse.compile.learn.calibrate import Report
     from hotfuse.compile.learn.calibrate import calibrate as run
-    from hotfuse.compile.workers.pool import machine_pool
+    from hotfuse.compile.workers.worker_pool import machine_pool
     from hotfuse.hpm.trust import judged
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store

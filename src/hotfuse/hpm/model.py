@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm import fitted, forest, phases, tiling_residuals
-from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.compiled import tree_walk
 from hotfuse.hpm.features import MACHINE, NAMES, Features, derive, joined
 from hotfuse.hpm.forest import Forest
 from hotfuse.hpm.roofline import Roofline
@@ -113,7 +113,7 @@ class PerformanceModel:
     def ratio(self, found: Features) -> Vector:
         """log(time / roofline)."""
         x, base = _inputs(found, self.rates, machines=self.knows_machines)
-        keys = walk.ordered(x)
+        keys = tree_walk.ordered(x)
         value = base + self.forest.predict(keys)
         if self.tilings is not None:
             value += self.tilings.predict(keys) * _CUT[found.family]
