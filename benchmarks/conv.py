@@ -37,7 +37,7 @@ from benchmarks.cells import Cells, add_options, cells
 from benchmarks.gemm import Call, geomean
 from benchmarks.timing import WARM_S, rest
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.group import artifact
+from hotfuse.backends.llvm.runs.kernel_call import artifact
 from hotfuse.compile.host import host_core
 from hotfuse.ir.text import parse
 from hotfuse.lower.cpu.conv.group import lower_convolution

@@ -51,7 +51,7 @@ def errors(part: MachineRows, others: Sequence[MachineRows], seed: int) -> Itera
     is_judged = np.isin(part.rows.group, problems[: len(problems) // 2])
     judged, rest = part.rows.pick(is_judged), part.rows.pick(~is_judged)
     asked = derive(judged.table, part.at)
-    yield "rooflines", _mape(judged, asked.roof.seconds)
+    yield "rooflines", _mape(judged, asked.roofline.seconds)
     known = fleet.fit(others)
     support = fleet.support(others)
     yield "0 samples", _mape(judged, known.seconds(asked))

@@ -53,7 +53,7 @@ from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import model as hpm
 from hotfuse.hpm.online import Online
-from hotfuse.hpm.roofline import roof
+from hotfuse.hpm.roofline import machine_roofline
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.ir.graph import Graph
 from hotfuse.machine import peaks as machine_peaks
@@ -215,7 +215,7 @@ def predictor(only_rooflines: bool, folder: Path) -> tuple[Predictor, str]:
     if found is None:
         return RooflinePredictor(kernel_cache().peaks), "roofline"
     peaks = machine_peaks.from_dict(known) if known is not None else None
-    at = roof(peaks, topology(), kernel_cache().core.lanes)
+    at = machine_roofline(peaks, topology(), kernel_cache().core.lanes)
     return Trained(hpm.CostPredictor(found, at, RowCache(measure.tile_of), Online())), f"model {found.version}"
 
 

@@ -44,7 +44,7 @@ from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.calibrate import calibrate
 from hotfuse.compile.unit.kernel_cache import piece_of
-from hotfuse.compile.workers.pool import machine_pool
+from hotfuse.compile.workers.worker_pool import machine_pool
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
@@ -185,7 +185,7 @@ class Score:
     roofline: dict[str, float]
     by_family: dict[str, dict[str, float]]
     choices: list[evaluation.SelectionTrial]
-    roof_choices: list[evaluation.SelectionTrial]
+    roofline_choices: list[evaluation.SelectionTrial]
     predicted: model.Vector
     corrected: model.Vector
     correction: Online
@@ -209,9 +209,10 @@ def score(found: Measured, host: Host, made: model.PerformanceModel, online: Onl
     }
     keys = [k for k, keep in zip(found.keys, long, strict=True) if keep]
     choices = evaluation.grouped(keys, corrected[long], seconds[long], again[long])
-    roofs = evaluation.grouped(keys, features.roof.seconds[long], seconds[long], again[long])
+    rooflines = evaluation.grouped(keys, features.roofline.seconds[long], seconds[long], again[long])
     return Score(float(apart[long].mean()), model.accuracy(seconds, predicted), model.accuracy(seconds[rest], corrected[rest]),
-                 evaluation.roofline_alone(samples, host.at), by_family, choices, roofs, predicted, corrected, online)  # fmt: skip
+                 evaluation.roofline_alone(samples, host.at), by_family, choices, rooflines, predicted, corrected,
+                 online)  # fmt: skip
 
 
 BURSTS, BATCHES, ROUNDS, APART_S = 12, 3, 5, 0.2
@@ -266,9 +267,9 @@ def report(found: Measured, own: TrainingRows, host: Host, made: model.Performan
         print(
             f"  {name:28s} {a['n']:5.0f}  MAPE {a['mape']:6.1%}  within 10% {a['within10']:4.0%}  20% {a['within20']:4.0%}"
         )
-    roofs = regrets(s.roof_choices, 1)
+    rooflines = regrets(s.roofline_choices, 1)
     blind = regrets([evaluation.SelectionTrial(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices], 1)
-    ways = {"by prediction": top1, "best of 3 measured": top3, "by the roofline": roofs, "always the usual tile": blind}
+    ways = {"by prediction": top1, "best of 3 measured": top3, "by the roofline": rooflines, "always the usual tile": blind}
     parts = evaluation.orders(s.choices)
     print("  pairs in order, by their difference: "
           + ", ".join(f"over {n:.0%}: {o.right} of {o.pairs} ({o.turned} that labels turn)" for n, o in parts.items())
@@ -295,8 +296,9 @@ def report(found: Measured, own: TrainingRows, host: Host, made: model.Performan
         "models": whole, "drift": dict(drift.samples), "drift_error_only": dict(drift.error_only),
         "drift_nothing_worst": drift.worst, "learning_curve": {str(n): v for n, v in curve.items()},
         "ablation": {"roofline_mape": s.roofline["mape"], "no_online_mape": s.plain["mape"], "online_mape": s.online["mape"],
-                     "roofline_regret": roofs[0], "no_gate_regret": top1[0], "gate_regret": top3[0], "usual_tile_regret": blind[0],
-                     "roofline_pair_accuracy": evaluation.pair_accuracy(s.roof_choices)},
+                     "roofline_regret": rooflines[0], "no_gate_regret": top1[0], "gate_regret": top3[0],
+                     "usual_tile_regret": blind[0],
+                     "roofline_pair_accuracy": evaluation.pair_accuracy(s.roofline_choices)},
         "kernels": len(held.keys), "choices": len(s.choices), "pairs": sum(o.pairs for o in parts.values()),
         "pair_ceiling": sum(parts.values(), evaluation.PairOrder()).ceiling,
         "pairs_by_difference": {str(n): o.accuracy for n, o in parts.items()},

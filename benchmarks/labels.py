@@ -32,9 +32,9 @@ import torch
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
 from hotfuse.compile.workers import wire
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
+from hotfuse.compile.workers.worker_pool import Pool
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show

@@ -63,7 +63,7 @@ def files(options: argparse.Namespace) -> int:
 
 
 def versions(options: argparse.Namespace) -> int:
-    """Another version of the source against this one, over eager."""
+    """Another version of the source against this one, over eager; files over ONNX Runtime."""
     sources = {"before": options.before.resolve(), "after": ROOT / "src"}
     for entry in chosen(options.only, ""):
         row = VersionRow(entry, sources, options.threads)

@@ -1,7 +1,8 @@
 """Two versions of the source on the same models, in turns: what a change of the whole code did to served calls.
 
 Each version is a process of its own whose `hotfuse` comes from another tree; models, inputs and timing are of this one. Both begin
-with empty stores and empty caches, serve the same seconds of calls, and then take turns of equal time with eager.
+with empty stores and empty caches, serve the same seconds of calls, and then take turns of equal time with a third: eager, of ONNX
+files ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from benchmarks.side.turns import ROOT, Gone, Process, environment, outputs
 from benchmarks.timing import WARM_S
 
 TURN_S, PREPARE_S, ANSWER_S = 0.02, 90.0, 60.0
-EAGER = "eager"
 
 
 class VersionRow:
-    """One model: the versions' processes and eager's, one running at a time."""
+    """One model: the versions' processes and the one that both are held against, one running at a time."""
 
     def __init__(self, entry: Entry, sources: dict[str, Path], threads: int) -> None:
         self.entry, self.sources, self.threads = entry, sources, threads
         self.processes: dict[str, Process] = {}
+        self.other = "eager" if entry.kind == "torch" else "ort"
 
     def measure(self, seconds: float, behind_s: float, settle_s: float, rounds: int) -> str:
-        """A line: milliseconds of each, ratios over eager, when compiled code came, and how far outputs are off eager's."""
+        """A line: milliseconds of each, ratios over eager, when compiled code came, and how far outputs are off the other's."""
         with tempfile.TemporaryDirectory(prefix="hotfuse-versions-") as folder:
             try:
                 return self._measure(Path(folder), seconds, behind_s, settle_s, rounds)
@@ -58,7 +59,7 @@ class VersionRow:
         return answer
 
     def _measure(self, folder: Path, seconds: float, behind_s: float, settle_s: float, rounds: int) -> str:
-        names = [*self.sources, EAGER]
+        names = [*self.sources, self.other]
         for name in names:
             self.processes[name] = self._start(name, folder)
             self.processes[name].begin(do="prepare")
@@ -78,10 +79,10 @@ class VersionRow:
                 taken = self._ask(name, do="burst", warm_s=WARM_S, turn_s=TURN_S)["seconds"]
                 if i:
                     times[name].append(taken)
-        want = outputs(self._ask(EAGER, do="about")["outputs"])
-        told = [f"{self.entry.name:<20} eager {statistics.median(times[EAGER]) * 1e3:9.4f} ms"]
+        want = outputs(self._ask(self.other, do="about")["outputs"])
+        told = [f"{self.entry.name:<20} {self.other} {statistics.median(times[self.other]) * 1e3:9.4f} ms"]
         for name in self.sources:
-            ratio = statistics.median(e / t for e, t in zip(times[EAGER], times[name], strict=True))
+            ratio = statistics.median(e / t for e, t in zip(times[self.other], times[name], strict=True))
             error = difference(outputs(self._ask(name, do="about")["outputs"]), want)
             came = f"{compiled[name]:.1f} s" if compiled[name] is not None else "none"
             told.append(f"{name} {statistics.median(times[name]) * 1e3:9.4f} ms {ratio:5.2f}x (compiled {came}, off {error:.0e})")

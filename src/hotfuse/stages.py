@@ -24,8 +24,8 @@ from hotfuse.ir.text import show
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
+from hotfuse.tile.compressed import StoredKernel
 from hotfuse.tile.program import Kernel
-from hotfuse.tile.stored import StoredKernel
 
 
 def kernel_text(kernel: Kernel, stage: str, backend: str = registry.AUTO) -> str:

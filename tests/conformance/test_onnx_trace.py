@@ -16,7 +16,7 @@ from hotfuse.frontends.leaf import ControlLeaf, Leaf
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.leaves import leaf_name, parse_name
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.tracing.model import Traced, trace
+from hotfuse.frontends.onnx.tracing.traced_model import Traced, trace
 from hotfuse.ops.control import ScanAxes, Stacked, run_loop, run_scan
 
 F, I64, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

@@ -17,7 +17,7 @@ from dataclasses import field
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.tile.program import Instr, Kernel, Loop, Stmt, Tile, When
-from hotfuse.tile.rules import block_extents
+from hotfuse.tile.type_rules import block_extents
 
 MAX_ROUNDS = 512
 """Rounds of a loop that are counted one by one where what is inside depends on them."""

@@ -12,7 +12,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.group import artifact
+from hotfuse.backends.llvm.runs.kernel_call import artifact
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, output_values

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.tracing.model import trace
+from hotfuse.frontends.onnx.tracing.traced_model import trace
 from hotfuse.frontends.onnx.values import from_any, to_numpy
 
 Maker = Callable[[np.random.Generator], np.ndarray]

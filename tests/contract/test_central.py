@@ -15,7 +15,7 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.events import EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.machine.fingerprint import Fingerprint, fingerprint
-from hotfuse.profile import schema as s
+from hotfuse.profile import store_schema as s
 from hotfuse.profile.exchange import BATCH, Exchange
 from hotfuse.profile.place import central, location
 from hotfuse.profile.postgres import HEAD, PostgresDatabase, Unreachable

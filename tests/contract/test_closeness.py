@@ -8,7 +8,7 @@ import torch
 from hotfuse.analysis.closeness import OUTLIER, relative_error, same_specials, units
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.variants.trial import agree
-from hotfuse.runtime.tierup.verify import disagreement
+from hotfuse.runtime.tierup.agreement import disagreement
 
 INF, NAN = float("inf"), float("nan")
 

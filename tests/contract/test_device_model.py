@@ -19,14 +19,14 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.device import units
 from hotfuse.compile.device.described import untaught
 from hotfuse.compile.learn import device_times, learned
-from hotfuse.compile.learn.device_times import FEW, program_shape
+from hotfuse.compile.learn.device_times import COMPILED_TILINGS, program_shape
 from hotfuse.compile.request_bodies import DeviceKernelTime, DeviceTimesRequest, DeviceUnitRequest, request_of
 from hotfuse.compile.requests import answer
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import fleet
-from hotfuse.hpm.device import model
+from hotfuse.hpm.device import kernel_model
 from hotfuse.hpm.device.features import DeviceShape, features, shape_from, table_of
-from hotfuse.hpm.device.model import TimedWork, device_fingerprint
+from hotfuse.hpm.device.kernel_model import TimedWork, device_fingerprint
 from hotfuse.hpm.device.problems import device_problems
 from hotfuse.hpm.device.work import NAMES, work_of
 from hotfuse.ir.graph import Graph
@@ -108,7 +108,7 @@ def rows(count: int, seconds: Any = law) -> list[TimedWork]:
 
 @pytest.mark.budget_s(4)
 def test_problems_that_it_has_not_seen_are_foreseen_and_ranked() -> None:
-    made = model.fit(rows(420), SHAPE)
+    made = kernel_model.fit(rows(420), SHAPE)
     held = made.facts["held_out"]
     assert held["median"] < 0.2 and held["regret"] < 0.1 and made.chooses, held
     unseen = [work for _, work in works(parse(LINEAR))]
@@ -119,8 +119,8 @@ def test_problems_that_it_has_not_seen_are_foreseen_and_ranked() -> None:
 @pytest.mark.budget_s(4)
 def test_a_model_of_chance_is_left_aside() -> None:
     rng = np.random.default_rng(3)
-    made = model.fit(rows(330, lambda _work: float(np.exp(rng.normal(-11, 1)))), SHAPE)
-    assert made.facts["held_out"]["regret"] > model.MOST_REGRET and not made.chooses
+    made = kernel_model.fit(rows(330, lambda _work: float(np.exp(rng.normal(-11, 1)))), SHAPE)
+    assert made.facts["held_out"]["regret"] > kernel_model.MOST_REGRET and not made.chooses
 
 
 @pytest.mark.budget_s(4)
@@ -128,18 +128,18 @@ def test_kept_and_read_back_and_a_damaged_one_is_left_aside(tmp_path: Path) -> N
     some = rows(320)
     with Store.open(tmp_path / "profiles.sqlite") as store:
         machine = store.machine(device_fingerprint(DEVICE, "cuda 90"), SHAPE.to_dict())
-        assert model.record(store, machine, some, "calibrate") == len(some)
-        back = model.recorded(store, machine)
+        assert kernel_model.record(store, machine, some, "calibrate") == len(some)
+        back = kernel_model.recorded(store, machine)
         assert sorted(r.problem for r in back) == sorted(r.problem for r in some)
         assert sorted(r.seconds for r in back) == pytest.approx(sorted(r.seconds for r in some))
-        assert model.due(store, machine, len(back)) and not model.due(store, machine, model.LEAST_ROWS - 1)
-        made = model.fit(back, SHAPE)
-        assert model.save(store, made, machine) == 1 and not model.due(store, machine, len(back) + 1)
-        read = model.load(store, machine)
+        assert kernel_model.due(store, machine, len(back)) and not kernel_model.due(store, machine, kernel_model.LEAST_ROWS - 1)
+        made = kernel_model.fit(back, SHAPE)
+        assert kernel_model.save(store, made, machine) == 1 and not kernel_model.due(store, machine, len(back) + 1)
+        read = kernel_model.load(store, machine)
         assert read is not None and read.shape == SHAPE and read.version == 1
         assert np.allclose(read.seconds([r.work for r in some]), made.seconds([r.work for r in some]))
-        store.save_model(model.NAME, {**made.forest.arrays(), "feature": np.full(3, 999, np.int32)}, made.facts, machine)
-        assert model.load(store, machine) is None and any("left aside" in n for n in store.notes)
+        store.save_model(kernel_model.NAME, {**made.forest.arrays(), "feature": np.full(3, 999, np.int32)}, made.facts, machine)
+        assert kernel_model.load(store, machine) is None and any("left aside" in n for n in store.notes)
         assert fleet.machines(store) == []  # a device says nothing of processors
 
 
@@ -185,7 +185,7 @@ def test_workers_learn_from_trials_and_compile_what_is_likely(settings: Settings
     if registry.device_kernels().unavailable():
         return
     (header, codes), (plain, _) = asked(unit, settings), asked(replace(unit, device="another"), settings)
-    assert len(codes) == FEW < len(plain["kernels"])
+    assert len(codes) == COMPILED_TILINGS < len(plain["kernels"])
     assert (header["by"], plain["by"]) == (units.BY_MODEL, units.BY_COUNT)
     best = sorted((law(work), str(t)) for t, work in works(parse(LINEAR)))
     assert {k["tiling"] for k in header["kernels"]} & {t for _, t in best[: len(best) // 2]}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from hotfuse.compile.host import host_core
 from hotfuse.lower import lower
-from hotfuse.lower.cpu import division, thread_work
+from hotfuse.lower.cpu import thread_work, work_division
 from hotfuse.lower.cpu.attention import tiling as attention_tiling
 from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.shape import Axis
@@ -29,10 +29,10 @@ EVERY = range(1, 65)
 @pytest.mark.parametrize("threads", EVERY)
 def test_groups_of_rows_are_shared_evenly(threads: int) -> None:
     for panels in (1, 2, 3, 5, 7, 16, 21, 24, 48, 64, 100, 1000):
-        groups = division.groups(panels, threads)
+        groups = work_division.groups(panels, threads)
         assert isinstance(groups, int) and groups * panels >= min(16, threads)
         if threads > 2:
-            assert division.balance(groups * panels, threads) >= division.EVEN, (panels, groups)
+            assert work_division.balance(groups * panels, threads) >= work_division.EVEN, (panels, groups)
         assert groups < 17 + threads, "no more than are needed"
 
 
@@ -41,19 +41,19 @@ def test_parts_of_rows_leave_nobody_with_much_more(threads: int) -> None:
     for rows in (0, 1, 2, 7, 14, 28, 56, 112, 224):
         for panels in (1, 2, 3, 6, 11, 32):
             for least in (1, 4):
-                parts = division.parts(rows, panels, threads, least)
+                parts = work_division.parts(rows, panels, threads, least)
                 assert isinstance(parts, int) and 0 <= parts <= rows and (parts > 0) == (rows > 0)
                 if rows and threads > 2:
-                    longest = division.rounds(parts * panels, threads) * -(-rows // parts)
-                    finest = division.rounds(rows * panels, threads)
+                    longest = work_division.rounds(parts * panels, threads) * -(-rows // parts)
+                    finest = work_division.rounds(rows * panels, threads)
                     assert longest <= 1.1 * finest + 2, (rows, panels, parts)
 
 
 def test_shares_of_unequal_tasks() -> None:
-    assert division.largest_share(4, 2, [1, 1, 1, 1]) == 1.0
-    assert division.largest_share(4, 2, [1, 1, 1, 3]) == pytest.approx(4 / 3)
-    assert division.largest_share(0, 4, []) == 1.0
-    assert division.balance(24, 16) == 0.75 and division.balance(48, 16) == 1.0 and division.balance(0, 3) == 1.0
+    assert work_division.largest_share(4, 2, [1, 1, 1, 1]) == 1.0
+    assert work_division.largest_share(4, 2, [1, 1, 1, 3]) == pytest.approx(4 / 3)
+    assert work_division.largest_share(0, 4, []) == 1.0
+    assert work_division.balance(24, 16) == 0.75 and work_division.balance(48, 16) == 1.0 and work_division.balance(0, 3) == 1.0
 
 
 def loops(stmts: Sequence[Stmt]) -> Iterator[Loop]:
@@ -79,8 +79,8 @@ def test_every_thread_gets_the_same_share_of_a_product(n: int, k: int, threads: 
     found = group_of(lambda x: F.linear(x, weight), [torch.randn(128, k)], constants=True)
     kernel = lower(found.graph, replace(CORE, threads=threads)).kernel
     count = tasks(kernel)
-    possible = division.balance(15 * -(-n // 48), threads)  # blocks of rows by panels of 48 columns
-    assert division.balance(count, threads) >= min(division.EVEN, possible - 0.02), (count, threads)
+    possible = work_division.balance(15 * -(-n // 48), threads)  # blocks of rows by panels of 48 columns
+    assert work_division.balance(count, threads) >= min(work_division.EVEN, possible - 0.02), (count, threads)
 
 
 @pytest.mark.parametrize("threads", EVERY)
@@ -90,7 +90,7 @@ def test_panels_of_queries_are_shared_evenly(threads: int) -> None:
         found = attention_tiling.shared(plain, heads, queries, threads)
 
         def longest(vectors: int, heads: int = heads, queries: int = queries) -> int:
-            return division.rounds(heads * -(-queries // (16 * vectors)), threads) * min(vectors, -(-queries // 16))
+            return work_division.rounds(heads * -(-queries // (16 * vectors)), threads) * min(vectors, -(-queries // 16))
 
         assert longest(found.vectors) <= longest(plain.vectors)
     assert attention_tiling.shared(plain, 12, 128, 16).vectors == 2, "48 tasks for 16 threads, not 24"

@@ -16,7 +16,7 @@ import hotfuse.compile.requests as requests
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.tracing.model import trace
+from hotfuse.frontends.onnx.tracing.traced_model import trace
 from onnx import TensorProto, helper
 
 requests._ready(requests.ReadyRequest("onnx"), [])

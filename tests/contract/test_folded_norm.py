@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from hotfuse.backends.device_code import GpuTarget
 from hotfuse.backends.library import meaning
 from hotfuse.backends.pycode import flat_function
-from hotfuse.backends.triton.build import build
+from hotfuse.backends.triton.device_build import build
 from hotfuse.backends.triton.emit import emit
 from hotfuse.compile.device import units
 from hotfuse.compile.request_bodies import DevicePlanRequest

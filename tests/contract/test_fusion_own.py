@@ -8,7 +8,7 @@ import torch
 from hotfuse.analysis.quantized import byte_products, weight_nodes
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.group import artifact
+from hotfuse.backends.llvm.runs.kernel_call import artifact
 from hotfuse.compile.freeze import frozen
 from hotfuse.fusion.groups import group
 from hotfuse.fusion.own import with_own_operands

@@ -19,11 +19,11 @@ from hotfuse.compile.learn.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import Facts, Learned, RooflineEstimator
 from hotfuse.hpm import evaluation, forest, model
-from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.compiled import tree_walk
 from hotfuse.hpm.drawn_problems import Problem, draws
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import CostPredictor, PerformanceModel, TrainingRows
-from hotfuse.hpm.roofline import Roofline, least, roof
+from hotfuse.hpm.roofline import Roofline, least, machine_roofline
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, UnknownWork, families
 from hotfuse.hpm.work import NAMES as ROW_NAMES
@@ -66,7 +66,7 @@ def invented(count: int, seed: int = 0) -> TrainingRows:
     known = derive(table, AT)
     ratio = 1.2 + 1.8 / (1 + np.exp(known.x[:, NAMES.index("compute")]))
     group = np.array([hash(id(c.graph)) & 0xFFFFFFF for c in found])
-    return TrainingRows(table, known.roof.seconds * ratio, np.full(len(found), 0.01), group)
+    return TrainingRows(table, known.roofline.seconds * ratio, np.full(len(found), 0.01), group)
 
 
 def test_what_slowed_the_machine_for_a_while_is_not_learned() -> None:
@@ -95,7 +95,7 @@ def test_features_are_finite_and_families_are_told(family: str) -> None:
     table = RowCache(measure.tile_of).rows(found)
     known = derive(table, AT)
     assert table.shape == (len(found), len(ROW_NAMES)) and known.x.shape == (len(found), len(NAMES))
-    assert np.isfinite(table).all() and np.isfinite(known.x).all() and (known.roof.seconds > 0).all()
+    assert np.isfinite(table).all() and np.isfinite(known.x).all() and (known.roofline.seconds > 0).all()
     told = [FAMILIES[k] for k in families(table)]
     assert set(told[1::2]) == {"library"}
     own = {"pointwise": {"pointwise"}, "broadcast": {"broadcast"}}.get(family, {family})
@@ -109,8 +109,8 @@ def test_a_recurrent_layer_has_features() -> None:
 
 
 def test_no_candidates_no_predictions() -> None:
-    book = RowCache(measure.tile_of)
-    assert len(CostPredictor(model.fit(invented(30), AT), AT, book).predict([]).seconds) == 0
+    row_cache = RowCache(measure.tile_of)
+    assert len(CostPredictor(model.fit(invented(30), AT), AT, row_cache).predict([]).seconds) == 0
 
 
 def test_more_rows_take_longer() -> None:
@@ -122,11 +122,11 @@ def test_more_rows_take_longer() -> None:
 
 
 def test_rows_are_the_same_however_they_come_about() -> None:
-    """Kept rows of nodes, in any order and company, give what a new book gives."""
+    """Kept rows of nodes, in any order and company, give what a new row_cache gives."""
     found = candidates(drawn(10))
-    book = RowCache(measure.tile_of)
-    together = book.rows(found)
-    again = book.rows(found[::-1])[::-1]
+    row_cache = RowCache(measure.tile_of)
+    together = row_cache.rows(found)
+    again = row_cache.rows(found[::-1])[::-1]
     alone = np.vstack([RowCache(measure.tile_of).rows([c]) for c in found])
     assert np.array_equal(together, again) and np.array_equal(together, alone)
 
@@ -212,7 +212,7 @@ def test_predictions_stay_above_the_roof_and_say_more_than_time() -> None:
     below = PerformanceModel(forest.Forest(made.forest.feature, made.forest.threshold, made.forest.first, made.forest.value - 9,
                                 made.forest.roots, made.forest.depth, made.forest.base, made.forest.scale), made.width)  # fmt: skip
     found = derive(train.table, AT)
-    assert (below.seconds(found) >= found.roof.bound * (1 - 1e-9)).all()
+    assert (below.seconds(found) >= found.roofline.bound * (1 - 1e-9)).all()
     said = CostPredictor(made, AT, RowCache(measure.tile_of)).of_rows(train.table)
     assert (said.low_s <= said.seconds).all() and (said.seconds <= said.high_s).all()
     assert (
@@ -254,9 +254,9 @@ def test_any_number_of_rows_walks_down_the_same_leaves(rows: int) -> None:
 
 
 def test_forests_that_do_not_fit_the_native_form_are_refused() -> None:
-    far = np.array([walk.MOST_FEATURES])
+    far = np.array([tree_walk.MOST_FEATURES])
     with pytest.raises(ValueError, match="columns"):
-        walk.packed(far, np.zeros(1, np.float32), np.zeros(1, np.int64))
+        tree_walk.packed(far, np.zeros(1, np.float32), np.zeros(1, np.int64))
 
 
 def test_drift_is_judged_by_all_bars_and_harm_by_what_there_was_without_a_correction() -> None:
@@ -280,7 +280,7 @@ def test_drift_is_judged_by_all_bars_and_harm_by_what_there_was_without_a_correc
 
 
 def quick(store: Store, problems: list[Problem]) -> Calibration:
-    at = Host(store.machine(fingerprint()), host_core(host()), roof(None, topology(), 16))
+    at = Host(store.machine(fingerprint()), host_core(host()), machine_roofline(None, topology(), 16))
     return Calibration(store, at, Here(), problems=problems)
 
 

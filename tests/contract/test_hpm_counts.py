@@ -14,7 +14,7 @@ from hotfuse.compile.learn import measure
 from hotfuse.hpm.drawn_problems import calibrated
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.fitted import TERMS
-from hotfuse.hpm.roofline import roof
+from hotfuse.hpm.roofline import machine_roofline
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import COLUMN, Candidate
 from hotfuse.ir.graph import Graph
@@ -120,7 +120,7 @@ def test_counts_are_what_lowered_kernels_execute() -> None:
 def test_softmaxes_of_three_rows_are_those_that_lowering_writes_so(width: int) -> None:
     graph = parse(f"graph group(%x: f32[n, {width}]) {{\n  %y: f32[n, {width}] = aten.softmax.int(%x, -1)\n  return %y\n}}")
     table = RowCache(measure.tile_of).rows([Candidate(graph, {"n": 8}, CORE)])
-    amounts = dict(zip(TERMS, derive(table, roof(None, topology(), 16)).amounts[0].tolist(), strict=True))
+    amounts = dict(zip(TERMS, derive(table, machine_roofline(None, topology(), 16)).amounts[0].tolist(), strict=True))
     assert (amounts["three_rows"] > 0) == is_rows(graph, CORE)
 
 

@@ -60,7 +60,7 @@ def add(store: Store, kind: str, table: Matrix, law: Callable[[Any], Any] | None
     assert at is not None
     found = derive(table, at)
     factor = 1.5 + 2.5 / (1 + np.exp(found.x[:, NAMES.index("compute")])) if law is None else law(found.x)
-    seconds = found.roof.seconds * factor * np.exp(0.03 * np.random.default_rng(seed).normal(size=len(table)))
+    seconds = found.roofline.seconds * factor * np.exp(0.03 * np.random.default_rng(seed).normal(size=len(table)))
     names = [calibrate.kernel_name(f"p{i}", {}, None, 1) for i in range(len(table))]
     store.record_measurements(calibrate.measurements(names, table, list(seconds), [0.01] * len(table), 1), number)
     return number
@@ -102,8 +102,8 @@ def test_a_machine_that_nobody_measured_is_predicted_and_samples_correct_it(tabl
         add(store, "new", table, lambda x: 1.5 * (1.5 + 2.5 / (1 + np.exp(x[:, NAMES.index("compute")]))), seed=9)
         new = next(p for p in fleet.machines(store) if p.name not in made.facts["left_out"])
         others = fleet.machines(store, without=new.machine)
-    assert judged(made.facts).standing is Trust.BELIEVED and made.facts["held_out"]["mape"] < 0.1
-    alone = model.accuracy(new.rows.seconds, derive(new.rows.table, new.at).roof.seconds)["mape"]
+    assert judged(made.facts).trust is Trust.BELIEVED and made.facts["held_out"]["mape"] < 0.1
+    alone = model.accuracy(new.rows.seconds, derive(new.rows.table, new.at).roofline.seconds)["mape"]
     before = score(made, new)
     assert before < 0.45 and before < alone
     own = new.rows.pick(np.arange(0, len(new.rows), 4))
@@ -117,7 +117,7 @@ def test_of_one_machine_nothing_is_known_about_others(table: Matrix) -> None:
     with Store.open(":memory:") as store:
         add(store, "small", table)
         made = fleet.train(store)
-        assert made is not None and judged(made.facts).standing is Trust.ASKED and made.facts["left_out"] == {}
+        assert made is not None and judged(made.facts).trust is Trust.ASKED and made.facts["left_out"] == {}
         assert fleet.support(fleet.machines(store, without=store.machines()[0].id)) is None
     with Store.open(":memory:") as empty:
         assert fleet.train(empty) is None and fleet.load(empty) is None
@@ -188,7 +188,7 @@ def test_it_is_trained_on_the_command_line(table: Matrix, tmp_path: Path) -> Non
         add(store, "small", table)
     run = CliRunner()
     alone = json.loads(run.invoke(app, ["db", "learn", "--store", str(place), "--json"]).stdout)
-    assert alone["machines"] == 1 and alone["standing"] == "asked"
+    assert alone["machines"] == 1 and alone["trust"] == "asked"
     with Store.open(place) as store:
         add(store, "wide", table)
     done = run.invoke(app, ["db", "learn", "--store", str(place)])

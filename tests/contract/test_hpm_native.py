@@ -44,7 +44,7 @@ def test_native_formulas_say_what_arrays_say(count: int) -> None:
     for i, name in enumerate(TERMS):
         np.testing.assert_allclose(found.amounts[:, i], want.amounts[i], rtol=1e-12, atol=1e-30, err_msg=name)
     for name in ("seconds", "compute", "memory", "bound", "level", "products"):
-        np.testing.assert_allclose(getattr(found.roof, name), getattr(want.roof, name), rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(getattr(found.roofline, name), getattr(want.roofline, name), rtol=1e-12, err_msg=name)
     assert np.array_equal(found.family, want.family)
 
 

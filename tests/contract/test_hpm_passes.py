@@ -16,7 +16,7 @@ from hotfuse.hpm.drawn_problems import EACH_ROWS, calibrated, draws
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.fitted import TERMS
 from hotfuse.hpm.reduction_passes import cut
-from hotfuse.hpm.roofline import roof
+from hotfuse.hpm.roofline import machine_roofline
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import COLUMN, Candidate
 from hotfuse.ir.dims import evaluate
@@ -27,12 +27,12 @@ from hotfuse.lower.cpu.write import parts
 from hotfuse.machine.topology import topology
 from hotfuse.tile.program import Loop, Stmt, When, instructions
 
-ROOF = roof(None, topology(), 16)
+ROOFLINE = machine_roofline(None, topology(), 16)
 
 
 def told(graph: Graph, sizes: Mapping[str, int], lanes: int = 16) -> dict[str, float]:
     """Features and amounts of a candidate, by name."""
-    found = derive(RowCache(measure.tile_of).rows([Candidate(graph, sizes, Core(lanes, 32))]), ROOF)
+    found = derive(RowCache(measure.tile_of).rows([Candidate(graph, sizes, Core(lanes, 32))]), ROOFLINE)
     return {
         **dict(zip(NAMES, found.x[0].tolist(), strict=True)),
         **dict(zip(TERMS, found.amounts[0].tolist(), strict=True)),
@@ -71,7 +71,7 @@ def told_and_made(graph: Graph, env: Mapping[str, int], lanes: int) -> tuple[str
     """How rows are gone through, and turns of several vectors and of one: by the formula, and in the lowered kernel."""
     row = RowCache(measure.tile_of).rows([Candidate(graph, env, Core(lanes, 32))])[0]
     columns = {n: np.array([float(row[i])]) for n, i in COLUMN.items()}
-    found = reduction_passes.passes(columns, np.array([float(lanes)]), ROOF)
+    found = reduction_passes.passes(columns, np.array([float(lanes)]), ROOFLINE)
     told = {n: float(np.atleast_1d(a)[0]) for n, a in zip(reduction_passes.TERMS, found.amounts, strict=True)}
     made = Counter[int]()
     turns(lower(graph, Core(lanes, 32)).kernel.body, env, 1, made)

@@ -46,19 +46,19 @@ def test_rates_are_found_again_and_hold_beyond_the_samples() -> None:
     rng = np.random.default_rng(0)
     found = derive(RowCache(measure.tile_of).rows(drawn(120)), AT)
     true = rng.uniform(0.5, 2.0, fitted.NONE.shape)
-    seconds = fitted.base(found.amounts, found.family, true, found.roof.seconds)
+    seconds = fitted.base(found.amounts, found.family, true, found.roofline.seconds)
     small = seconds < np.median(seconds)
     rates = fitted.fit(found.amounts[small], found.family[small], seconds[small], np.ones(int(small.sum())))
     assert (rates >= 0).all()
     known = np.isin(found.family, [f for f in range(len(FAMILIES)) if rates[fitted.shared(f)].any()])
-    off = np.log(fitted.base(found.amounts, found.family, rates, found.roof.seconds) / seconds)
+    off = np.log(fitted.base(found.amounts, found.family, rates, found.roofline.seconds) / seconds)
     assert np.abs(off[small & known]).max() < 0.15
     assert np.median(np.abs(off[~small & known])) < 0.2
 
 
 def test_without_rates_the_roofline_stands() -> None:
     found = derive(RowCache(measure.tile_of).rows(drawn(10)), AT)
-    assert np.array_equal(fitted.base(found.amounts, found.family, fitted.NONE, found.roof.seconds), found.roof.seconds)
+    assert np.array_equal(fitted.base(found.amounts, found.family, fitted.NONE, found.roofline.seconds), found.roofline.seconds)
 
 
 def test_a_rate_that_little_tells_of_stays_small() -> None:
@@ -80,7 +80,7 @@ def test_spoilt_rates_are_left_aside(tmp_path: Path, spoil: str) -> None:
     found = drawn(30)
     table = RowCache(measure.tile_of).rows(found)
     group = np.arange(len(found), dtype=np.int64) // 4
-    made = model.fit(TrainingRows(table, derive(table, AT).roof.seconds * 1.5, np.full(len(found), 0.01), group), AT)
+    made = model.fit(TrainingRows(table, derive(table, AT).roofline.seconds * 1.5, np.full(len(found), 0.01), group), AT)
     bad = made.rates.copy()
     bad[0, 0] = {"negative": -1.0, "nan": np.nan, "shape": 0.0}[spoil]
     bad = bad[:, :-1] if spoil == "shape" else bad
@@ -158,7 +158,7 @@ def told_apart(count: int, seed: int, by: float) -> TrainingRows:
     table = RowCache(measure.tile_of).rows(found)
     narrow = table[:, COLUMN["lanes"]] == 8
     group = np.repeat(np.arange(len(problems)), [2 * len(p.sizes) for p in problems])
-    seconds = derive(table, AT).roof.seconds * 2 * np.exp(luck + by * narrow)
+    seconds = derive(table, AT).roofline.seconds * 2 * np.exp(luck + by * narrow)
     return TrainingRows(table, seconds, np.full(len(found), 0.01), group)
 
 

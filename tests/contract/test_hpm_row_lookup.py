@@ -15,7 +15,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import row_cache as books
 from hotfuse.hpm.compiled import columns as native
-from hotfuse.hpm.compiled import emit, fields, recompute, row_lookup
+from hotfuse.hpm.compiled import fields, native_writer, recompute, row_lookup
 from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
@@ -48,21 +48,21 @@ def test_fields_are_where_objects_keep_them() -> None:
 
 
 def test_native_loops_find_what_python_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, book = drawn(), RowCache(measure.tile_of)
+    found, row_cache = drawn(), RowCache(measure.tile_of)
     slow = asked(found, monkeypatch)
-    assert np.array_equal(book.rows(found), slow), "learned on the way"
+    assert np.array_equal(row_cache.rows(found), slow), "learned on the way"
     with monkeypatch.context() as m:
         m.setattr(RowCache, "_learned", None)
         m.setattr(RowCache, "_tiled", None)
-        assert np.array_equal(book.rows(found[::-1]), slow[::-1]), "nothing is left to learn"
+        assert np.array_equal(row_cache.rows(found[::-1]), slow[::-1]), "nothing is left to learn"
 
 
 def test_new_graphs_of_known_nodes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, book = drawn(), RowCache(measure.tile_of)
-    rows = book.rows(found)
+    found, row_cache = drawn(), RowCache(measure.tile_of)
+    rows = row_cache.rows(found)
     again = [replace(c, graph=replace(c.graph), sizes=dict(c.sizes)) for c in found]
     monkeypatch.setattr(RowCache, "_learned", None)
-    assert np.array_equal(book.rows(again), rows)
+    assert np.array_equal(row_cache.rows(again), rows)
 
 
 def test_threads_take_turns_with_tables_that_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,8 +104,8 @@ def test_other_objects_are_asked_in_python() -> None:
     others = [Named(c.graph, c.sizes, c.core, c.threads) for c in found]
     assert row_lookup.identities(others) is None and row_lookup.identities(found) is not None
     assert row_lookup.identities([*found, others[0]]) is None
-    book = RowCache(measure.tile_of)
-    assert np.array_equal(book.rows(others), book.rows(found))
+    row_cache = RowCache(measure.tile_of)
+    assert np.array_equal(row_cache.rows(others), row_cache.rows(found))
 
 
 def test_outputs_inside_others_count() -> None:
@@ -115,9 +115,9 @@ def test_outputs_inside_others_count() -> None:
   return %a, %b
 }""")
     nested = replace(graph, outputs=(graph.outputs,))
-    book = RowCache(measure.tile_of)
+    row_cache = RowCache(measure.tile_of)
     flat, deep, both = (
-        book.rows([Candidate(g, {}, WIDE) for g in given]) for given in ([graph], [nested], [nested, graph])
+        row_cache.rows([Candidate(g, {}, WIDE) for g in given]) for given in ([graph], [nested], [nested, graph])
     )
     assert np.array_equal(flat, deep) and np.array_equal(both, np.vstack([flat, flat]))
     assert flat[0, COLUMN["bytes_out"]] == 2 * 8 * 64 * 4
@@ -155,16 +155,16 @@ def test_an_index_grows() -> None:
 def test_loops_and_conditions() -> None:
     """The sum of those of several numbers that are larger than a bar."""
 
-    def body(w: emit.FunctionWriter) -> None:
+    def body(w: native_writer.FunctionWriter) -> None:
         numbers, count, bar, out = w.args
-        total = w.variable(0.0, emit.REAL)
+        total = w.variable(0.0, native_writer.REAL)
         with w.each(count) as i:
-            own = w.load(numbers, i, emit.REAL)
-            with w.when(w.compares(own, "ogt", w.load(bar, 0, emit.REAL))):
+            own = w.load(numbers, i, native_writer.REAL)
+            with w.when(w.compares(own, "ogt", w.load(bar, 0, native_writer.REAL))):
                 total.put(w.real("fadd", total.value, own))
-        w.store(total.value, out, 0, emit.REAL)
+        w.store(total.value, out, 0, native_writer.REAL)
 
-    run = emit.compiled("some", [native.ARRAY, native.NUMBER, native.ARRAY, native.ARRAY], body)
+    run = native_writer.compiled("some", [native.ARRAY, native.NUMBER, native.ARRAY, native.ARRAY], body)
     numbers, out = np.array([1.0, 5.0, -3.0, 4.0]), np.zeros(1)
     run(numbers, 4, np.array([2.0]), out)
     assert out[0] == 9.0

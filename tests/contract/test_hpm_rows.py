@@ -11,7 +11,7 @@ import pytest
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import cuts, forest
-from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.compiled import tree_walk
 from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.row_cache import RowCache
@@ -78,9 +78,9 @@ def test_a_batch_is_its_candidates_one_by_one() -> None:
         for s in p.sizes
         for core, threads in ((CORE, 1), (Core(8, 32), 2), (None, 1))
     ]
-    book = RowCache(measure.tile_of)
-    together = book.rows(found)
-    assert np.array_equal(together, book.rows(found))
+    row_cache = RowCache(measure.tile_of)
+    together = row_cache.rows(found)
+    assert np.array_equal(together, row_cache.rows(found))
     assert np.array_equal(together, np.vstack([rows(c) for c in found]))
     assert np.array_equal(together[::-1], RowCache(measure.tile_of).rows(found[::-1]))
 
@@ -155,6 +155,6 @@ def test_integers_have_the_order_of_the_numbers_they_stand_for() -> None:
     some = np.array([0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, np.inf, -np.inf, 3.4e38, -3.4e38], single)
     drawn = np.random.default_rng(3).integers(0, 1 << 32, 300, np.uint64).astype(np.uint32).view(single)
     x = np.concatenate([some, drawn[np.isfinite(drawn)]])
-    keys = walk.ordered(x)
+    keys = tree_walk.ordered(x)
     assert np.array_equal(keys[:, None] > keys, x[:, None] > x)
-    assert not (walk.ordered(np.array([np.nan, -np.nan], single))[:, None] > keys).any()
+    assert not (tree_walk.ordered(np.array([np.nan, -np.nan], single))[:, None] > keys).any()

@@ -22,9 +22,9 @@ def test_a_batch_says_what_its_candidates_say() -> None:
         for s in p.sizes
         for core in (Core(16, 32), Core(8, 32), None)
     ]
-    book = RowCache(measure.tile_of)
-    assert np.array_equal(book.rows(found), np.vstack([book.rows([c]) for c in found]))
-    assert book.rows([]).shape == (0, len(NAMES))
+    row_cache = RowCache(measure.tile_of)
+    assert np.array_equal(row_cache.rows(found), np.vstack([row_cache.rows([c]) for c in found]))
+    assert row_cache.rows([]).shape == (0, len(NAMES))
 
 
 def test_sums_maxima_and_edges() -> None:

@@ -45,7 +45,7 @@ def rows(problems: int, noise: float) -> TrainingRows:
     law = 1.2 + 1.8 / (1 + np.exp(known.x[:, NAMES.index("compute")]))
     chance = np.exp(noise * np.random.default_rng(5).normal(size=len(found)))
     group = np.array([number[id(c.graph)] for c in found])
-    return TrainingRows(table, known.roof.seconds * law * chance, np.full(len(found), 0.01), group)
+    return TrainingRows(table, known.roofline.seconds * law * chance, np.full(len(found), 0.01), group)
 
 
 @pytest.mark.parametrize(("held", "rooflines", "want"), [
@@ -59,7 +59,7 @@ def rows(problems: int, noise: float) -> TrainingRows:
 ])  # fmt: skip
 def test_what_models_may_be_used_for(held: dict[str, float] | None, rooflines: dict[str, float] | None, want: Trust) -> None:
     found = judged({"held_out": held, "rooflines": rooflines})
-    assert found.standing is want and found.because
+    assert found.trust is want and found.because
 
 
 @pytest.mark.parametrize(("problems", "noise", "want"), [
@@ -67,7 +67,7 @@ def test_what_models_may_be_used_for(held: dict[str, float] | None, rooflines: d
 ])  # fmt: skip
 def test_rows_decide(tmp_path: Path, problems: int, noise: float, want: Trust) -> None:
     made = model.fit(rows(problems, noise), AT)
-    assert judged(made.facts).standing is want, made.facts
+    assert judged(made.facts).trust is want, made.facts
     place = tmp_path / "p.sqlite"
     with Store.open(place) as store:
         model.save(store, made, this_host(store, measure_peaks=False).machine)

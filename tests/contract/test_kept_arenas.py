@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hotfuse.backends.llvm.runs import enter
-from hotfuse.backends.llvm.runs.entry import AT_ARENAS, KEPT, WORDS
+from hotfuse.backends.llvm.runs.run_entry import AT_ARENAS, KEPT, WORDS
 
 
 class Freed:

@@ -82,7 +82,7 @@ def test_a_slower_machine_counts_until_samples_speak(tmp_path: Path) -> None:
         ahead = learned.Foresight.of(store)
         assert ahead is not None and ahead.online.drifted.everything == pytest.approx(math.log(1.6))
         p = drawn(1, "contraction")[0]
-        quiet = CostPredictor(ahead.predictor.model, ahead.host.at, ahead.predictor.book)
+        quiet = CostPredictor(ahead.predictor.model, ahead.host.at, ahead.predictor.row_cache)
         ask = [Candidate(p.graph, p.sizes[-1], ahead.host.core)]
         plain = quiet.predict(ask).seconds[0]
         assert ahead.predictor.predict(ask).seconds[0] == pytest.approx(1.6 * plain)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.group import artifact
+from hotfuse.backends.llvm.runs.kernel_call import artifact
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
 from hotfuse.lower.cpu.averages import BLOCK_PIXELS, FEWEST_VECTORS, MOST_VECTORS, cut, is_average

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import hotfuse
-from hotfuse.backends.llvm.runs import faults
+from hotfuse.backends.llvm.runs import kernel_faults
 from hotfuse.base.errors import CallFault, HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.fusion.groups import group
@@ -79,12 +79,12 @@ def test_outside_is_a_fault_and_is_not_read(wrong: int, many: int) -> None:
     traced = group_of(fn, [R(7, 33), index])
     lowered = lower_group(traced.graph)
     index[many // 2] = wrong
-    before = faults.count()
+    before = kernel_faults.count()
     with pytest.raises(HotfuseError, match="points outside"):
         interpret(lowered, traced, [R(7, 33), index])
     with pytest.raises(CallFault):
         run_native(lowered, traced, [R(7, 33), index])
-    assert faults.count() > before
+    assert kernel_faults.count() > before
 
 
 def test_lanes_that_do_not_exist_are_no_fault() -> None:

@@ -24,7 +24,7 @@ from hotfuse.lower.run.description import OUTCOMES
 from hotfuse.lower.run.inplace import may_overwrite
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.serve import native as native_plans
+from hotfuse.runtime.serve import native_plan as native_plans
 from tests.contract.lowering import group_of
 from tests.races import kernels_win, slow_library
 from tests.runtime.test_branches import model as nested_branches

@@ -15,7 +15,7 @@ from hotfuse.compile.freeze import frozen
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.tracing.model import trace
+from hotfuse.frontends.onnx.tracing.traced_model import trace
 from hotfuse.fusion.groups import group
 from hotfuse.lower import CannotLower, lower
 from hotfuse.lower.cpu.tiling import Core

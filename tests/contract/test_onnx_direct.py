@@ -13,11 +13,11 @@ from torch import Tensor
 from hotfuse.frontends.assumptions import assumptions
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.fx import type_of
-from hotfuse.frontends.onnx.model import PortType
+from hotfuse.frontends.onnx.model_file import PortType
 from hotfuse.frontends.onnx.tracing import direct
 from hotfuse.frontends.onnx.tracing.control import trace_step
 from hotfuse.frontends.onnx.tracing.level import Session, TracedLevel
-from hotfuse.frontends.onnx.tracing.model import fake_inputs, fresh_mode
+from hotfuse.frontends.onnx.tracing.traced_model import fake_inputs, fresh_mode
 
 Function = Callable[..., Any]
 IMAGE, ROWS, WEIGHTS = (2, 6, 9, 13), (2, 7, 12), (12, 5)

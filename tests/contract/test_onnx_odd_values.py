@@ -17,7 +17,7 @@ from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.tracing.model import trace
+from hotfuse.frontends.onnx.tracing.traced_model import trace
 from hotfuse.lower.cpu.group import lower_group
 from tests.contract.lowering import Group, run_native
 from tests.contract.onnx_nodes import Case, Const, model_of

@@ -17,7 +17,7 @@ from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.registry import find
-from hotfuse.frontends.onnx.tracing.model import trace
+from hotfuse.frontends.onnx.tracing.traced_model import trace
 from hotfuse.frontends.onnx.values import from_any, to_numpy
 from tests.contract.onnx_nodes import Case, Const, check_direct, check_traced, f, feeds, ints, model_of, name_of, pos
 

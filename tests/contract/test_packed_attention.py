@@ -16,7 +16,7 @@ from torch import Tensor
 import hotfuse
 from hotfuse.analysis.shapes import bind
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.group import artifact
+from hotfuse.backends.llvm.runs.kernel_call import artifact
 from hotfuse.base.errors import CallFault, InputError
 from hotfuse.fusion.groups import group
 from hotfuse.ir.dims import evaluate

@@ -16,7 +16,7 @@ from hotfuse.compile import requests
 from hotfuse.compile.request_bodies import BODIES, Request, body_of, request_of
 from hotfuse.compile.request_context import VERSION, RequestContext, RequestSettings
 from hotfuse.compile.workers import wire
-from hotfuse.compile.workers.schema import described
+from hotfuse.compile.workers.checked_json import described
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.profile.traffic import DataSize, MaskShare, MeasuredPiece, SizesShare, TrafficSeen, data_size
 

@@ -11,7 +11,7 @@ import pytest
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.units import described
-from hotfuse.compile.workers.schema import decoded, encoded
+from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.criteria import Criterion
 from hotfuse.fusion.engine import FusionPlanner, Planned, apart
@@ -211,7 +211,7 @@ def test_attention_costs_the_part_of_its_keys_that_masks_leave_open() -> None:
     at = next(g for g in groups if g.kind == GroupKind.ATTENTION)
     seen = SeenCosts(TrafficSeen(masks=(MaskShare("m", 0.25, 0.01, 40),)))
     dense, told = (described(graph, at.nodes, at.kind, {}, {}, s) for s in (None, seen))
-    assert told["roof_s"] == pytest.approx(0.25 * dense["roof_s"]) and told["library_s"] == dense["library_s"]
+    assert told["roofline_s"] == pytest.approx(0.25 * dense["roofline_s"]) and told["library_s"] == dense["library_s"]
 
 
 # --- as a value ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.recording import conv_product, runs, size_folding
+from hotfuse.frontends.onnx.recording import conv_product, recorded_runs, size_folding
 from hotfuse.frontends.onnx.recording.conv_product import as_product
 from hotfuse.ops.folded_conv import FoldedConv, Window, affine
 
@@ -187,10 +187,10 @@ def test_types_have_recordings_of_their_own() -> None:
 def test_kinds_of_sizes_are_bounded() -> None:
     module = OnnxModule(load(model(HALVES, {"x": (F32, ["n", "w"])}, {"y": F32}, NUMBERS)))
     for _ in range(3):
-        for n in range(1, runs.MAX_SEEN + 40):
+        for n in range(1, recorded_runs.MAX_SEEN + 40):
             assert run(module, rows(n, 2))[0].shape == (n, 1, 2)
-    assert len(recorded(module)) == runs.MAX_KINDS
-    assert module.program._runs is not None and len(module.program._runs._seen) == runs.MAX_SEEN
+    assert len(recorded(module)) == recorded_runs.MAX_KINDS
+    assert module.program._runs is not None and len(module.program._runs._seen) == recorded_runs.MAX_SEEN
 
 
 def test_an_error_in_recorded_calls_names_its_node() -> None:
@@ -212,7 +212,7 @@ def test_a_recording_that_fails_where_the_program_does_not_is_told(monkeypatch: 
     def broken(self: object, args: object) -> None:
         raise RuntimeError("not this one")
 
-    monkeypatch.setattr(runs.ProgramRecording, "__call__", broken)
+    monkeypatch.setattr(recorded_runs.ProgramRecording, "__call__", broken)
     assert run(module, rows(3, 8))[0].shape == (3, 4, 2)
     assert not recorded(module)
     assert any("not this one" in why for why in module.unprepared)

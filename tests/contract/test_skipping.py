@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.group import glue
+from hotfuse.backends.llvm.runs.kernel_call import glue
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.host import host_core
 from hotfuse.compile.variants.skips import Skips

@@ -12,7 +12,7 @@ from hotfuse.runtime.tierup.bets import BranchLayer
 from hotfuse.runtime.tierup.layers.layer import with_layer
 from hotfuse.runtime.tierup.layers.open_mask import OpenMaskLayer
 from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
-from hotfuse.runtime.tierup.rows import PROPOSERS
+from hotfuse.runtime.tierup.proposals import PROPOSERS
 from hotfuse.runtime.tierup.tiers import recurring
 from hotfuse.specialize.outcomes import SHARES, SpecializationOutcomes
 from hotfuse.specialize.table import BRANCH, ROWS, SIZES, TIER1, AttemptKey, branch_key, row, sizes_key

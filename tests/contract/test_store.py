@@ -24,8 +24,8 @@ from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.profile.database import Database
 from hotfuse.profile.place import location
 from hotfuse.profile.rows import Measurement, PartitionProfile, SpeedRow, StoredDecision, array_from_row, array_to_row
-from hotfuse.profile.schema import STEPS, Migration, NewerSchema, migrate, version_of
 from hotfuse.profile.store import Store
+from hotfuse.profile.store_schema import STEPS, Migration, NewerSchema, migrate, version_of
 
 WHO = Fingerprint((("arch", "x86_64"),), (("cores", "2"),))
 

@@ -8,8 +8,8 @@ import pytest
 
 from hotfuse.lower.common.codec import from_json, header_from_json, to_json
 from hotfuse.lower.common.lowered import Lowered
+from hotfuse.tile.compressed import StoredKernel, StoredKernels, header
 from hotfuse.tile.program import instructions
-from hotfuse.tile.stored import StoredKernel, StoredKernels, header
 from hotfuse.tile.text import show
 from tests.fuzz.kernels import random_kernel
 

@@ -17,7 +17,7 @@ from hotfuse import Settings
 from hotfuse.backends.device_code import GpuTarget
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.triton import instructions
-from hotfuse.backends.triton.build import build, loaded, triton_missing
+from hotfuse.backends.triton.device_build import build, loaded, triton_missing
 from hotfuse.backends.triton.emit import NAME, TritonSource, emit
 from hotfuse.base.errors import HotfuseError
 from hotfuse.cli.device_kernels import show_device_kernels

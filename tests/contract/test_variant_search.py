@@ -31,7 +31,7 @@ from hotfuse.lower.common.bounds import at_most, bounded
 from hotfuse.lower.run.description import ChoiceStep
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.serve.native import assembled
+from hotfuse.runtime.serve.native_plan import assembled
 from tests.contract.variant_cases import PRODUCT as TEXT
 from tests.contract.variant_cases import forgets, question  # noqa: F401 - a fixture
 from tests.races import kernels_win, variants_take

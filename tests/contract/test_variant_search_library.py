@@ -15,7 +15,7 @@ from hotfuse.fusion.crossover import Crossovers, Interval, Variant
 from hotfuse.ir.dims import sym
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
-from hotfuse.runtime.serve.native import _by_size  # pyright: ignore[reportPrivateUsage]
+from hotfuse.runtime.serve.native_plan import _by_size  # pyright: ignore[reportPrivateUsage]
 from tests.contract.variant_cases import forgets, question
 
 __all__ = ["forgets"]

@@ -21,9 +21,9 @@ from hotfuse import Settings
 from hotfuse.analysis.call_facts import Dense, Facts, Plain, Ranked, Sized, Typed
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import EventLog, Why
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
+from hotfuse.compile.workers.worker_pool import Pool
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import algebra
 from hotfuse.runtime import engine, samples, site

@@ -29,11 +29,11 @@ from hotfuse import Settings
 from hotfuse.base.settings import Workers
 from hotfuse.compile.workers import forked, slot, starting
 from hotfuse.compile.workers.forked import ForkedProcess, ForkedWorker, ForkFailed
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.starting import Starter, unsafe
 from hotfuse.compile.workers.task import Task, Waiting
+from hotfuse.compile.workers.worker_pool import Pool
 
 READY = {"kind": "ready", "front": "torch"}
 

@@ -18,9 +18,9 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
+from hotfuse.compile.workers.worker_pool import Pool
 from hotfuse.profile.analyzer_memory import AnalyzerMemory
 from hotfuse.profile.names import OTHER, Names
 from hotfuse.profile.records import Batch, Subject

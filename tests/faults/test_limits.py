@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx import limits
-from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.model_file import OnnxNode
 from hotfuse.ops import control
 from hotfuse.session import InferenceSession
 from tests.faults import make_models as mk

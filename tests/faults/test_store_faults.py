@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from hotfuse.base.events import EventLog, Why
 from hotfuse.cli import app
-from hotfuse.profile import database, schema
+from hotfuse.profile import database, store_schema
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
 
@@ -113,7 +113,7 @@ def test_an_io_error_is_tried_on_a_file_opened_again(tmp_path: Path, times: int)
     def work(connection: Connection) -> int:
         if db.path is not None and next(failures, None) is not None:
             raise OperationalError("select", {}, sqlite3.OperationalError("disk I/O error"))
-        return int(connection.execute(select(func.count()).select_from(schema.measurements)).scalar() or 0)
+        return int(connection.execute(select(func.count()).select_from(store_schema.measurements)).scalar() or 0)
 
     db = database.Database(tmp_path / "p.sqlite", lambda trouble, _: told.append(trouble))
     assert db.read(work) == 0

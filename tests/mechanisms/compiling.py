@@ -20,10 +20,10 @@ from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.compilation_graph import CompileGraph
 from hotfuse.compile.unit import units
 from hotfuse.compile.value import Expected, Facts
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.scheduler import Governor
 from hotfuse.compile.workers.slot import PoolLimits, WorkerSlot
 from hotfuse.compile.workers.task import Task
+from hotfuse.compile.workers.worker_pool import Pool
 from hotfuse.fusion.bandit import Budget
 from hotfuse.fusion.criteria import Criterion, Reason, judge
 from hotfuse.fusion.groups import Group

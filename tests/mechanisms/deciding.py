@@ -36,8 +36,8 @@ from hotfuse.runtime.tierup.attempt import AttemptContext
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.proof import Proof, prove
+from hotfuse.runtime.tierup.proposals import PROPOSERS
 from hotfuse.runtime.tierup.race import Trial
-from hotfuse.runtime.tierup.rows import PROPOSERS
 from hotfuse.specialize.table import BRANCH, OPEN_MASK, REPEATED, ZERO_ROWS
 from tests.contract.test_native_guards import basics
 from tests.mechanisms.table import Row, Switch, World, replaced, setting

@@ -32,7 +32,7 @@ _SERVE = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch, hotfuse, built_model
-from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.worker_pool import Pool
 asked, submit = [], Pool.submit
 Pool.submit = lambda pool, task: asked.append(task.header["kind"]) or submit(pool, task)
 torch.set_num_threads(1)

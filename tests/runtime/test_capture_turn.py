@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task, Waiting
+from hotfuse.compile.workers.worker_pool import Pool
 from hotfuse.runtime.capture_turn import FREE_S, MOST_OTHERS, MOST_WAIT_S, RATE_S, TICK_S, CaptureTurn
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.tierup.improve import Improver

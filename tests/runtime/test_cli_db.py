@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from hotfuse.base.settings import Settings
 from hotfuse.cli import app
-from hotfuse.cli.limits import limits, show_limits
+from hotfuse.cli.machine_limits import limits, show_limits
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.machine.peaks import Bandwidth, ForkCost, MachinePeaks, Rate
 from hotfuse.profile.rows import Measurement
-from hotfuse.profile.schema import STEPS
 from hotfuse.profile.store import Store
+from hotfuse.profile.store_schema import STEPS
 
 WHO = Fingerprint((("arch", "x"),), (("cores", "2"),))
 PEAKS = MachinePeaks(

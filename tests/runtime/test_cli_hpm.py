@@ -41,7 +41,7 @@ def fill(store: Store, *, slow: bool, batch_s: float = 2.0) -> Host:
     found = candidates(problems)
     table = RowCache(measure.tile_of).rows(found)
     known = derive(table, host.at)
-    seconds = known.roof.seconds * (1.2 + 1.8 / (1 + np.exp(known.x[:, NAMES.index("compute")])))
+    seconds = known.roofline.seconds * (1.2 + 1.8 / (1 + np.exp(known.x[:, NAMES.index("compute")])))
     part = np.arange(len(found)) / len(found)
     if slow:
         seconds *= np.where(((part > 0.1) & (part < 0.3)) | (part > 0.8), SLOWER, 1.0)

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotfuse.base.errors import InputError
-from hotfuse.cli import app, limits
+from hotfuse.cli import app, machine_limits
 from hotfuse.cli import costs as costs_module
 from hotfuse.cli.calibrate import MOST_REASONS
 from hotfuse.compile.host import this_host
@@ -116,8 +116,8 @@ def test_predictions_are_drawn_against_measurements(tmp_path: Path, ending: str)
 def test_doctor_says_who_counts_memory_traffic(
     monkeypatch: pytest.MonkeyPatch, found: tuple[Moved | None, str], counted: str, want: str
 ) -> None:
-    monkeypatch.setattr(limits, "look", lambda: found)
-    seen: Any = limits._traffic()  # pyright: ignore[reportPrivateUsage]
-    known = limits.MachineLimits(None, "", {"cache_misses": counted}, seen, (), {}, {})
-    assert limits._traffic_row(known) == ("memory_traffic", want)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(machine_limits, "look", lambda: found)
+    seen: Any = machine_limits._traffic()  # pyright: ignore[reportPrivateUsage]
+    known = machine_limits.MachineLimits(None, "", {"cache_misses": counted}, seen, (), {}, {})
+    assert machine_limits._traffic_row(known) == ("memory_traffic", want)  # pyright: ignore[reportPrivateUsage]
     assert known.to_dict()["memory_traffic"]["source"] == ("counted" if found[0] else "derived")

@@ -20,8 +20,8 @@ from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.serve.answering import alike
 from hotfuse.runtime.serve.device_caches import LEAST_ROWS, MOST_SETS, StaticCacheRun, static_cache_library
 from hotfuse.runtime.serve.effects import Effects, held_elsewhere
+from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.turns import Turns
-from hotfuse.runtime.tierup.verify import disagreement
 from tests.contract.lowering import group_of
 from tests.runtime.test_own_recordings import OnCpu
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotfuse.backends.llvm.runs import faults
+from hotfuse.backends.llvm.runs import kernel_faults
 from hotfuse.ops.own.assume import OtherPath
 
 
@@ -29,7 +29,7 @@ def outcome(answer: Callable[..., Any], x: torch.Tensor) -> str:
 
 
 def test_a_call_beside_one_that_takes_another_path_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell, computed = faults._cell, list[bool]()  # pyright: ignore[reportPrivateUsage]
+    cell, computed = kernel_faults._cell, list[bool]()  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(cell, "value", cell.value)
 
     def operators(x: torch.Tensor) -> tuple[str]:
@@ -38,8 +38,8 @@ def test_a_call_beside_one_that_takes_another_path_is_computed(monkeypatch: pyte
             raise OtherPath("checked by operators")
         return ("computed",)
 
-    answer, yes, no = faults.not_after_faults(operators), torch.tensor(1), torch.tensor(0)
-    for _ in range(faults.LATEST):  # one thread alone: whose a fault is, is known
+    answer, yes, no = kernel_faults.not_after_faults(operators), torch.tensor(1), torch.tensor(0)
+    for _ in range(kernel_faults.LATEST):  # one thread alone: whose a fault is, is known
         cell.value += 1
         assert outcome(answer, no) == "another path"
     assert not computed
@@ -49,7 +49,7 @@ def test_a_call_beside_one_that_takes_another_path_is_computed(monkeypatch: pyte
     assert in_a_thread(lambda: outcome(answer, no)) == "another path" and computed == [True, False]
     cell.value += 1
     assert outcome(answer, yes) == "('computed',)", "the other thread's fault may have been the one"
-    for _ in range(faults.LATEST):
+    for _ in range(kernel_faults.LATEST):
         outcome(answer, no)
     computed.clear()
     cell.value += 1

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from hotfuse.backends.cuda.graph_recording import Results, on_own_inputs, unrecordable
 from hotfuse.backends.cuda.graphs import AT_ONCE_S, MOST_KINDS, SHARE, GraphRun
-from hotfuse.backends.cuda.record import Results, on_own_inputs, unrecordable
 from hotfuse.base.errors import CaptureError
-from hotfuse.runtime.tierup.verify import disagreement
+from hotfuse.runtime.tierup.agreement import disagreement
 
 
 class OnCpu:

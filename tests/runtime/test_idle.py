@@ -184,7 +184,7 @@ def kernels_take(patch: pytest.MonkeyPatch, place: RequestContext, times: float)
 
     def figure(bound: BoundCall) -> tuple[float, float]:
         assert bound.times, "it ran"
-        floor = derive(RowCache(tile_of).rows([bound.candidate]), at).roof.seconds[0]
+        floor = derive(RowCache(tile_of).rows([bound.candidate]), at).roofline.seconds[0]
         return times * float(floor), 0.0
 
     patch.setattr(BoundCall, "figure", figure)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hotfuse.api import TorchModel
-from hotfuse.backends.cuda.record import Results, on_own_inputs
+from hotfuse.backends.cuda.graph_recording import Results, on_own_inputs
 from hotfuse.base.errors import CaptureError, RecordingError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings

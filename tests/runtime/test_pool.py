@@ -18,11 +18,11 @@ import pytest
 
 from hotfuse import CaptureError
 from hotfuse.base.events import Why
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.scheduler import Governor, LoadMeter
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
+from hotfuse.compile.workers.worker_pool import Pool
 
 SCRIPT = """
 import json, os, signal, struct, sys, time

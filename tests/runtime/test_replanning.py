@@ -23,7 +23,7 @@ from hotfuse.compile.value import Demand
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.profile.traffic import MeasuredPiece, TrafficSeen
-from hotfuse.runtime.observe.graph_weights import ENOUGH, MOST_KEPT, GraphWeights
+from hotfuse.runtime.observe.graph_weights import MIN_SAMPLES, MOST_KEPT, GraphWeights
 from hotfuse.runtime.tierup.strategies import MOST_REPLANS, weights_moved
 from hotfuse.specialize.table import REPLANNED
 from tests.races import kernels_win
@@ -77,7 +77,7 @@ def test_weights_arrive_at_the_planner_under_default_sampling(monkeypatch: pytes
         entry = entry_of(fast)
         assert not told[0].pieces, "nothing had served when its first plan was made"
         pieces = told[-1].pieces
-        assert len(told) > 1 and pieces and min(p.n for p in pieces) >= ENOUGH and sum(p.us for p in pieces) > 0
+        assert len(told) > 1 and pieces and min(p.n for p in pieces) >= MIN_SAMPLES and sum(p.us for p in pieces) > 0
         assert entry.replans == 1 and REPLANNED in entry.refused, "there is no better grouping of three kernels"
         assert "weights: " in fast.explain(full=True).text(full=True)
         costs, served = SeenCosts(told[-1]), entry.plan
@@ -127,7 +127,7 @@ def test_a_graph_is_planned_again_as_often_as_that_may_tell_anything() -> None:
     assert weights_moved(entry) > 0, "and moved since"
     entry.replans = MOST_REPLANS
     assert weights_moved(entry) == 0.0
-    entry.replans, entry.weighed = 0, GraphWeights((piece("a", 11.0, ENOUGH - 1), piece("b", 29.0)))
+    entry.replans, entry.weighed = 0, GraphWeights((piece("a", 11.0, MIN_SAMPLES - 1), piece("b", 29.0)))
     assert weights_moved(entry) == 0.0, "too few samples"
     entry.weighed, entry.layers = GraphWeights((piece("a", 11.0), piece("b", 29.0))), ("a layer",)
     assert weights_moved(entry) == 0.0

@@ -19,13 +19,13 @@ import hotfuse
 from hotfuse.base.environment import for_child
 from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN
 from hotfuse.compile.workers import priority, slot
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.priority import LOWEST, RAISED
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.scheduler import AHEAD_RATE, AHEAD_S, FULL_SHARE_GAIN, Governor, LoadMeter, granted_share
 from hotfuse.compile.workers.served_calls import served_calls
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
+from hotfuse.compile.workers.worker_pool import Pool
 from hotfuse.machine.cores import usable_cores
 from tests.runtime.test_pool import SCRIPT, said
 

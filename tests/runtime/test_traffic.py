@@ -25,7 +25,7 @@ from hotfuse.runtime.observe.data_sizes import data_sizes
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.traffic import as_planned, mix_of, traffic_of
 from hotfuse.runtime.samples import CallSamples
-from hotfuse.runtime.tierup.rows import PROPOSERS, _hidden, _multiplies
+from hotfuse.runtime.tierup.proposals import PROPOSERS, _hidden, _multiplies
 from hotfuse.specialize.table import PADDING, ZERO_ROWS, row
 from tests.contract.test_seen_costs import PICKED
 from tests.races import kernels_win

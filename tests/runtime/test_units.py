@@ -457,8 +457,8 @@ def test_workers_that_die_while_units_compile_lose_no_unit() -> None:
 
 
 def test_closing_the_service_ends_a_compilation_at_once() -> None:
-    from hotfuse.compile.workers.pool import Pool
     from hotfuse.compile.workers.process import Worker
+    from hotfuse.compile.workers.worker_pool import Pool
 
     class Closing(Pool):
         """Closed by another thread while its first request waits for a worker that is only starting."""

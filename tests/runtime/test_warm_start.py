@@ -42,7 +42,7 @@ import json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch, hotfuse, users_model
 from hotfuse.base.settings import from_env
-from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.worker_pool import Pool
 asked, submit = [], Pool.submit
 Pool.submit = lambda pool, task: asked.append(task.header["kind"]) or submit(pool, task)
 how = json.loads(sys.argv[2])

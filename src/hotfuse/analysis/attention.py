@@ -95,7 +95,7 @@ class _View:
 
 
 @dataclass(slots=True)
-class _Found:
+class _AttentionParts:
     """What has been gathered on the way from the result back to the operands."""
 
     nodes: list[int]
@@ -108,7 +108,7 @@ class _Found:
 
 def _match(view: _View, last: int) -> Written | None:
     p, v = view.nodes[last].args[:2]
-    found = _Found([last])
+    found = _AttentionParts([last])
     at, empty_is_nan = _softmax(view, p, found)
     if at < 0 or not isinstance(v, Value):
         return None
@@ -125,7 +125,7 @@ def _match(view: _View, last: int) -> Written | None:
                    empty_is_nan and found.fill == -math.inf, found.bias, found.fill)
 
 
-def _softmax(view: _View, p: object, found: _Found) -> tuple[int, bool]:
+def _softmax(view: _View, p: object, found: _AttentionParts) -> tuple[int, bool]:
     """The softmax that gives the weights, and whether NaN stays NaN; (-1, ..) for none."""
     at = view.inner(p, found.nodes)
     if at >= 0 and packet(view.nodes[at].op) == "aten.where":  # where(isnan(p), 0, p)
@@ -139,7 +139,7 @@ def _softmax(view: _View, p: object, found: _Found) -> tuple[int, bool]:
     return (_over_last(view, at, found), True)
 
 
-def _over_last(view: _View, at: int, found: _Found) -> int:
+def _over_last(view: _View, at: int, found: _AttentionParts) -> int:
     if at < 0 or packet(view.nodes[at].op) not in _SOFTMAX:
         return -1
     node = view.nodes[at]
@@ -152,7 +152,7 @@ def _over_last(view: _View, at: int, found: _Found) -> int:
     return at
 
 
-def _scores(view: _View, value: object, reader: int, found: _Found) -> int:
+def _scores(view: _View, value: object, reader: int, found: _AttentionParts) -> int:
     """The product that the scores come from; what is done to them in between is gathered."""
     at = view.inner(value, [reader])
     if at < 0:
@@ -174,7 +174,7 @@ def _scores(view: _View, value: object, reader: int, found: _Found) -> int:
     return -1
 
 
-def _undone(view: _View, node: Node, at: int, found: _Found) -> list[object]:
+def _undone(view: _View, node: Node, at: int, found: _AttentionParts) -> list[object]:
     """The scores before a step, and what the step did; several candidates where both operands could be them."""
     op, args = packet(node.op), node.args
     if op in ("aten.mul", "aten.div") and _is_factor(args[1]) and not node.attrs:
@@ -234,7 +234,7 @@ def _scaled_product(view: _View, value: Value, reader: int) -> bool:
     return at >= 0 and packet(view.nodes[at].op) in (*_PRODUCTS, "aten.baddbmm")
 
 
-def _set_mask(view: _View, mask: Value, reader: int, found: _Found) -> None:
+def _set_mask(view: _View, mask: Value, reader: int, found: _AttentionParts) -> None:
     """A mask, as it is or, where it is made of -inf and 0, as the bools that it is made from."""
     found.mask, found.hides = mask, False
     at = view.inner(mask, [reader])
@@ -245,7 +245,7 @@ def _set_mask(view: _View, mask: Value, reader: int, found: _Found) -> None:
             found.nodes.append(at)
 
 
-def _biased(view: _View, node: Node, at: int, found: _Found) -> bool:
+def _biased(view: _View, node: Node, at: int, found: _AttentionParts) -> bool:
     """What a product with a bias adds and scales."""
     alpha, beta = argument(node, "alpha", 1), argument(node, "beta", 1)
     if not isinstance(alpha, int | float) or beta not in (0, 1):
@@ -259,7 +259,7 @@ def _biased(view: _View, node: Node, at: int, found: _Found) -> bool:
     return True
 
 
-def _unscaled(view: _View, value: object, reader: int, found: _Found) -> Value | None:
+def _unscaled(view: _View, value: object, reader: int, found: _AttentionParts) -> Value | None:
     """An operand before it was scaled."""
     while isinstance(value, Value):
         at = view.inner(value, [reader])

@@ -8,8 +8,8 @@ with torch's pytree (which is how Hugging Face's `ModelOutput` comes in). Object
 apart into their attributes (which is how key/value caches come in). Constants compare with their type, since `1`, `1.0` and
 `True` steer a model differently.
 
-Lists, dicts and objects are **holders**: a call may change what they hold (`base.state`). They are numbered as they are met; what
-is met again is a `ref` to its number, so that what was one object before is one object after.
+Lists, dicts and objects are **holders**: a call may change what they hold (`base.changed_arguments`). They are numbered as they are
+met; what is met again is a `ref` to its number, so that what was one object before is one object after.
 
 In results, numbers are leaves too: a model may return a size, which changes from call to call. In arguments, an integer that an
 object holds is a **count**: it travels as the size of a tensor without elements. What is known of sizes thus holds of

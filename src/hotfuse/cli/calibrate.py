@@ -48,7 +48,7 @@ def calibrate(
     threads = threads or torch.get_num_threads()
     from hotfuse.compile.learn.calibrate import Report
     from hotfuse.compile.learn.calibrate import calibrate as run
-    from hotfuse.compile.workers.pool import machine_pool
+    from hotfuse.compile.workers.worker_pool import machine_pool
     from hotfuse.hpm.trust import judged
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
@@ -74,7 +74,7 @@ def calibrate(
         "refused": dict(report.refused), "seconds": round(report.seconds, 2), "interrupted": report.interrupted,
         "version": None if made is None else made.version, "samples": 0 if made is None else made.facts["samples"],
         "held_out": {} if made is None else made.facts["held_out"],
-        "standing": None if made is None else judged(made.facts).standing.value,
+        "trust": None if made is None else judged(made.facts).trust.value,
     }  # fmt: skip
     if as_json:
         print_json(found)
@@ -90,7 +90,7 @@ def calibrate(
     if made is None:
         heading("too few measurements for a model: give it more time")
         return
-    stands, score = judged(made.facts), made.facts["held_out"]
+    believed, score = judged(made.facts), made.facts["held_out"]
     within = f"{score['within10']:.0%} within 10%, {score['within20']:.0%} within 20%"
     heading(f"problems it had not seen: MAPE {score['mape']:.1%}, {within}")
-    heading(f"the model is {stands.standing.value}: {stands.because}")
+    heading(f"the model is {believed.trust.value}: {believed.because}")

@@ -263,9 +263,9 @@ def learn(at: At = None, as_json: AsJson = False) -> None:
             because=f"no {fleet.LEAST_ROWS} rows of a machine whose peaks were measured",
             hint="hotfuse calibrate, or serve models with --store or HOTFUSE_PROFILES",
         )
-    facts, stands = made.facts, judged(made.facts)
+    facts, believed = made.facts, judged(made.facts)
     found = {"version": made.version, "samples": facts["samples"], "machines": facts["machines"], "left_out": facts["left_out"],
-             "knows_machines": facts["knows_machines"], "standing": stands.standing.value, "because": stands.because}  # fmt: skip
+             "knows_machines": facts["knows_machines"], "trust": believed.trust.value, "because": believed.because}  # fmt: skip
     if as_json:
         print_json(found)
         return
@@ -273,7 +273,7 @@ def learn(at: At = None, as_json: AsJson = False) -> None:
     scores = [(n, f"{int(s['n'])}", f"{s['mape']:.1%}", f"{s['within20']:.0%}") for n, s in facts["left_out"].items()]
     if scores:
         rows(("machine left out", "kernels", "MAPE", "within 20%"), scores)
-    heading(f"the model is {stands.standing.value}: {stands.because}")
+    heading(f"the model is {believed.trust.value}: {believed.because}")
 
 
 def _when(at: float) -> str:

@@ -59,7 +59,7 @@ def _kernels(device: torch.device, settings: Settings, seconds: float, seed: int
 
     from hotfuse.backends import registry
     from hotfuse.compile.device.calibration import CalibrationReport, kept_and_learned, timed_kernels
-    from hotfuse.compile.workers.pool import machine_pool
+    from hotfuse.compile.workers.worker_pool import machine_pool
 
     if why := registry.device_kernels().unavailable():
         return {"measured": 0, "because": why}

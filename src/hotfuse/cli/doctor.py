@@ -17,7 +17,7 @@ import typer
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings, from_env
-from hotfuse.cli.limits import MachineLimits, limits, show_limits
+from hotfuse.cli.machine_limits import MachineLimits, limits, show_limits
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
 from hotfuse.machine.fingerprint import make_fingerprint
 from hotfuse.machine.probe import features, usable_features

@@ -94,7 +94,7 @@ def _accuracy(store: Store, host: Host, made: PerformanceModel | None, plot: Pat
         return {**nothing, "because": f"{aside}; `hotfuse calibrate`, or let it idle"}
     if len(samples) < model.LEAST_SAMPLES:
         return {**nothing, "version": made.version, "because": f"{len(samples)} measurements are too few"}
-    stands = judged(made.facts)
+    believed = judged(made.facts)
     held = evaluation.held_out(samples, host.at)
     raw = held.as_measured
     if plot is not None:
@@ -110,7 +110,7 @@ def _accuracy(store: Store, host: Host, made: PerformanceModel | None, plot: Pat
             "stated": model.KEPT, "held": evaluation.coverage(made, held, host.at),
             "held_as_measured": evaluation.coverage(made, raw, host.at),
         },
-        "importance": evaluation.importance(made), "standing": {"is": stands.standing.value, "because": stands.because},
+        "importance": evaluation.importance(made), "trust": {"is": believed.trust.value, "because": believed.because},
     }  # fmt: skip
 
 
@@ -120,12 +120,12 @@ def _show_accuracy(found: dict[str, Any]) -> None:
     """
     slow, interval = found["slowed"], found["interval"]
     slowed = slow["rows"] > 0
-    stands = found["standing"]
+    believed = found["trust"]
     scores = {"all": found["held_out"], **found["by_family"], "roofline alone": found["roofline_alone"]}
     if slowed:
         scores["all, as measured"] = found["held_out_as_measured"]
     heading(f"version {found['version']}: {found['trees']} trees ({found['kind']}), {found['samples']} samples")
-    heading(f"{stands['is']}: {stands['because']}\n")
+    heading(f"{believed['is']}: {believed['because']}\n")
     rows(("held out, over 5 µs", "kernels", "MAPE", "within 10%", "within 20%"), [(n, *_score(s)) for n, s in scores.items()])
     if slowed:
         heading(f"\n{slow['rows']:.0%} of all rows were measured while the machine was slow, by about {slow['by']:.0%}: "

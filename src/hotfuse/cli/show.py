@@ -26,7 +26,7 @@ from hotfuse.cli.torch_models import CapturedModel, capture_torch, is_torch_name
 
 if TYPE_CHECKING:
     from hotfuse.frontends.captured import Captured, TensorSpec
-    from hotfuse.frontends.onnx.model import OnnxModel, Port
+    from hotfuse.frontends.onnx.model_file import OnnxModel, Port
     from hotfuse.fusion.groups import Group
     from hotfuse.ir.graph import Graph
 

@@ -179,7 +179,7 @@ class CompileGraph:
             seconds = about["library_s"]
             library = None if seconds is None else float(seconds) * (1.0 if about.get("library_measured") else self._scale)
             work, kernel, high = Work.from_dict(about["work"]), about.get("kernel_s"), about.get("high_s")
-            facts = Facts(about["kind"], work, library, about["roof_s"], about["ops"], kernel, high)
+            facts = Facts(about["kind"], work, library, about["roofline_s"], about["ops"], kernel, high)
             self.units[key] = Unit(key, about["kind"], about["ops"], facts)
         self.units[key].uses.append(place)
         return self.units[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hotfuse.backends import registry
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.hpm.roofline import Roofline, roof
+from hotfuse.hpm.roofline import Roofline, machine_roofline
 from hotfuse.lower.cpu.host_core import host_core
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.machine import peaks as machine_peaks
@@ -36,4 +36,4 @@ def this_host(store: Store, threads: int = 1, *, measure_peaks: bool = True) -> 
         peaks = registry.host().measure_peaks(sorted({1, threads} | before))
         store.machine(fingerprint(), peaks.to_dict())
     core = host_core(host())
-    return Host(number, core, roof(peaks, topology(), core.lanes, threads))
+    return Host(number, core, machine_roofline(peaks, topology(), core.lanes, threads))

@@ -22,7 +22,7 @@ from hotfuse.lower.common.codec import from_json, header_from_json
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
 from hotfuse.lower.run.description import InputSpec, OutputSpec, RunCode, SizeSpec, word_from_json
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
-from hotfuse.tile.stored import StoredKernel, StoredKernels, header
+from hotfuse.tile.compressed import StoredKernel, StoredKernels, header
 from hotfuse.tile.text import show as show_kernel
 
 if TYPE_CHECKING:

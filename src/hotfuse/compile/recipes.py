@@ -28,7 +28,7 @@ from hotfuse.compile.kept import code_basis, code_features
 from hotfuse.compile.parts import RunParts, parts_from, runs_from
 from hotfuse.compile.request_context import threads_for
 from hotfuse.compile.value import Demand
-from hotfuse.compile.workers.schema import decoded
+from hotfuse.compile.workers.checked_json import decoded
 from hotfuse.ir.text import parse
 from hotfuse.partition.change import Diff, PartitionChange
 from hotfuse.profile.traffic import TrafficSeen

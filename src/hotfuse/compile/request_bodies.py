@@ -1,7 +1,7 @@
 """What workers are asked for, one frozen value per kind of request; and the request as a whole.
 
     request ::= kind, version, the body's fields, what the kernels have to be, which stores it speaks of
-                (`compile.workers.schema`)  (`request_context.RequestSettings`)  (`request_context.RequestContext`)
+                (`compile.workers.checked_json`)  (`request_context.RequestSettings`)  (`request_context.RequestContext`)
 
 A request is made of all three, so that none can be forgotten, and read as a whole before anything is done. A worker that speaks
 another version refuses. The schemas stand in `tests/golden/requests.txt`: a changed field needs another `VERSION`.
@@ -17,7 +17,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.compile.request_context import RequestContext, RequestSettings, context_of, settings_of
-from hotfuse.compile.workers.schema import decoded, encoded
+from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.profile.traffic import NOTHING_SEEN, TrafficSeen
 

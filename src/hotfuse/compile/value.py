@@ -51,7 +51,7 @@ class Facts:
     work: Work
     library_s: float | None
     """The library's time, guessed or measured; None where it depends on data."""
-    roof_s: float | None = None
+    roofline_s: float | None = None
     """The least time of a single kernel."""
     ops: str = ""
     """What it computes, for a reader."""
@@ -117,9 +117,9 @@ class RooflineEstimator:
     def __call__(self, facts: Facts) -> Expected:
         """The library's guessed time against a single kernel on the roofline."""
         compile_s = self.compile_s.get(facts.kind, 0.01 + 0.004 * facts.work.nodes)
-        if facts.roof_s is None or facts.library_s is None:
+        if facts.roofline_s is None or facts.library_s is None:
             return Expected(UNKNOWN_SAVING, compile_s)
-        return Expected(max(0.0, facts.library_s / LIBRARY_REACH - facts.roof_s), compile_s)
+        return Expected(max(0.0, facts.library_s / LIBRARY_REACH - facts.roofline_s), compile_s)
 
     def learn(self, kind: str, seconds: float) -> None:
         """A unit of this kind took so long to compile."""

@@ -5,7 +5,8 @@
         return self.layer(x) * self.n             return layer(x) * n1
 
 Counters, running statistics and key/value caches that a module keeps in buffers are state: a graph that had them as weights would
-be for one call. As arguments they are read anew by every call, and what the call writes to them is a result (`base.state`).
+be for one call. As arguments they are read anew by every call, and what the call writes to them is a result
+(`base.changed_arguments`).
 
     def forward(self, x):                     forward(kept, x):
         self.h = self.cell(x, self.h)   ->        kept.v0 = cell(x, kept.v0)      an object that the call changes

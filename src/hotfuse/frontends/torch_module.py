@@ -28,9 +28,9 @@ from torch._subclasses.fake_tensor import (
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
+from hotfuse.base.changed_arguments import contents, take_after
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
-from hotfuse.base.state import contents, take_after
 from hotfuse.base.structure import Spec, StructureBuilder
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured

@@ -36,14 +36,14 @@ def grad_mode_asked() -> Generator[list[str]]:
     asked: list[str] = []
     real = torch.is_grad_enabled
 
-    def asking() -> bool:
+    def noted() -> bool:
         frame = sys._getframe(1)
         file = frame.f_code.co_filename
         if not file.startswith(_TORCH) or file.startswith(_LAYERS):
             asked.append(f"{file}:{frame.f_lineno}")
         return real()
 
-    torch.is_grad_enabled = asking
+    torch.is_grad_enabled = noted
     try:
         yield asked
     finally:

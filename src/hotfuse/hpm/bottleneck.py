@@ -124,8 +124,8 @@ def _share(part: float, of: str, *, measured: bool) -> str:
     """Nothing uses more than all of a peak: then the peak lies too low, and the reader is told so."""
     if part <= 1.0:
         return f"{part:.0%} of {of}"
-    why = "it moves or computes less than its operators say" if measured else "that roof is a guess, and too low"
-    return f"all of {of} ({part:.2f} times the roof: {why})"
+    why = "it moves or computes less than its operators say" if measured else "that roofline is a guess, and too low"
+    return f"all of {of} ({part:.2f} times the roofline: {why})"
 
 
 def diagnose(of: Profile, at: Roofline) -> Diagnosis:

@@ -66,7 +66,7 @@ def held_out(samples: TrainingRows, at: Roofline) -> HeldOut:
 
 def roofline_alone(samples: TrainingRows, at: Roofline) -> dict[str, float]:
     """Accuracy of the roofline, which no measurement of kernels went into."""
-    return accuracy(samples.seconds, derive(samples.table, at).roof.seconds)
+    return accuracy(samples.seconds, derive(samples.table, at).roofline.seconds)
 
 
 def learned(

@@ -29,7 +29,7 @@ class Features:
     """A matrix for the model, and what predictions are relative to."""
 
     x: npt.NDArray[np.float32]
-    roof: Least
+    roofline: Least
     family: npt.NDArray[np.int64]
     amounts: Matrix
     """What fitted rates are multiplied with, a column a term."""
@@ -38,7 +38,7 @@ class Features:
 
     def pick(self, where: npt.NDArray[Any]) -> Features:
         """Some rows."""
-        return Features(self.x[where], self.roof.pick(where), self.family[where], self.amounts[where], self.machine[where])
+        return Features(self.x[where], self.roofline.pick(where), self.family[where], self.amounts[where], self.machine[where])
 
 
 def joined(parts: Sequence[Features]) -> Features:
@@ -46,7 +46,7 @@ def joined(parts: Sequence[Features]) -> Features:
     x, family, counted, machine = (
         np.concatenate([getattr(p, n) for p in parts]) for n in ("x", "family", "amounts", "machine")
     )
-    return Features(x, Least(*(np.concatenate([getattr(p.roof, f.name) for p in parts]) for f in fields(Least))), family,
+    return Features(x, Least(*(np.concatenate([getattr(p.roofline, f.name) for p in parts]) for f in fields(Least))), family,
                     counted, machine)  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class Columns:
     """The same, column by column: arrays, or symbols of one row's numbers."""
 
     x: list[Column]
-    roof: Least
+    roofline: Least
     family: Column
     amounts: list[Column]
 
@@ -83,7 +83,7 @@ def columns(c: Mapping[str, Column], at: Any) -> Columns:
     arrive = np.maximum(weights, traffic / by_traffic)
     tasks = np.where(c["mma"] > 0, blocks * panels, loop.count)
     more = c["mma"] + 1
-    over_roof = (
+    over_roofline = (
         floor.compute, floor.memory, core, arrive, of_block * panels / at.bandwidth(of_block + of_panel),
         c["bytes_out"] / by_traffic, np.maximum(core, arrive), core + arrive,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def columns(c: Mapping[str, Column], at: Any) -> Columns:
     counts = (
         traffic, loop.count, c["mma"] + c["light"] + c["divide"] + c["function"], *(c[n] for n in _COUNTS)
     )  # fmt: skip
-    logs = (*(v / t for v in over_roof), *(v / elements + 1 for v in per_element), *extents, *(v + 1 for v in counts))
+    logs = (*(v / t for v in over_roofline), *(v / elements + 1 for v in per_element), *extents, *(v + 1 for v in counts))
     same_set = np.where(_divides(1024, depth), 2.0, 1.0 * _divides(512, depth))
     x = [
         *(np.log(np.maximum(v, 1e-30)) for v in logs), *(c[n] / elements for n in STEPS), loop.turned / elements,
@@ -134,7 +134,7 @@ def _native() -> native.Compiled:
 
     def formulas(row: Callable[[int], Any], given: Callable[[int], Any]) -> tuple[list[Any], list[Any]]:
         found = columns({n: row(i) for n, i in COLUMN.items()}, _Given(given))
-        r = found.roof
+        r = found.roofline
         return [r.seconds, r.compute, r.memory, r.bound, r.level, r.products, found.family, *found.amounts], found.x
 
     return native.compiled(len(COLUMN), formulas)
@@ -144,9 +144,9 @@ def derive(table: Matrix, at: Roofline) -> Features:
     """Features of rows on a machine."""
     found, x = _native()(table, _figures(at))
     seconds, compute, memory, bound, level, products, family = found[:, :7].T.copy()
-    roof = Least(seconds, compute, memory, bound, level.astype(np.int64), products)
+    roofline = Least(seconds, compute, memory, bound, level.astype(np.int64), products)
     machine = np.broadcast_to(described(at), (len(x), len(MACHINE)))
-    return Features(x, roof, family.astype(np.int64), found[:, 7:], machine)
+    return Features(x, roofline, family.astype(np.int64), found[:, 7:], machine)
 
 
 def described(at: Roofline) -> npt.NDArray[np.float32]:
@@ -156,7 +156,7 @@ def described(at: Roofline) -> npt.NDArray[np.float32]:
     return np.log(np.array(numbers)).astype(np.float32)
 
 
-_OVER_ROOF = ("compute", "memory", "core", "arrive", "left", "writes", "core_or_arrive", "both")
+_OVER_ROOFLINE = ("compute", "memory", "core", "arrive", "left", "writes", "core_or_arrive", "both")
 _EACH = ("light", "function", "divide", "reduced", "each")
 _EXTENTS = ("log_roof", "rows", "columns", "depth", "width", "length", "vectors", "turns", "blocks", "panels", "again",
             "panel_bytes", "block_bytes", "shares", "mma", "moved", "needed")  # fmt: skip
@@ -167,7 +167,7 @@ _MADE = ("family", "useful", "tail", "high", "step", "lanes", "level", "same_set
 _PLAIN = ("softmax", "norm", "extremum", "folds", "joined", "across", "nodes", "calls", "indexing", "reduction", "streams",
           "small_inputs", "strided", "element_bytes", "narrow", "stride", "tile_height", "tile_vectors", "tile_sets",
           "tile_padding", "registers", "threads")  # fmt: skip
-NAMES = (*_OVER_ROOF, *_EACH, *_EXTENTS, "traffic", "starts", "flops", *_COUNTS, *_PER_ELEMENT, *_MADE, *_PLAIN)
+NAMES = (*_OVER_ROOFLINE, *_EACH, *_EXTENTS, "traffic", "starts", "flops", *_COUNTS, *_PER_ELEMENT, *_MADE, *_PLAIN)
 """Columns of a feature matrix, in order: logarithms, shares of elements, plain figures."""
 MACHINE = ("cycle_flops", "hz", *(f"balance_{n}" for n in LEVELS), *(f"ends_{n}" for n in LEVELS), "call", "fork", "team")
 """Columns of a machine's description: logarithms of measured peaks, cache sizes, clock and threads."""

@@ -140,7 +140,7 @@ def fit(terms: Matrix, family: npt.NDArray[np.int64], seconds: Vector, weight: V
     return found
 
 
-def base(terms: Matrix, family: npt.NDArray[np.int64], rates: Rates, roof: Vector) -> Vector:
+def base(terms: Matrix, family: npt.NDArray[np.int64], rates: Rates, roofline: Vector) -> Vector:
     """Seconds by rates, near enough to the roofline; the roofline itself where there are none."""
     total = np.einsum("ij,ij->i", rates[_OWN[family]], terms)
-    return np.clip(np.where(total > 0, total, roof), LOWEST * roof, HIGHEST * roof)
+    return np.clip(np.where(total > 0, total, roofline), LOWEST * roofline, HIGHEST * roofline)

@@ -21,7 +21,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm import calibrate, forest, model
 from hotfuse.hpm.features import Features, derive, joined
 from hotfuse.hpm.model import PerformanceModel, TrainingRows, Vector
-from hotfuse.hpm.roofline import Roofline, measured_roof
+from hotfuse.hpm.roofline import Roofline, measured_roofline
 from hotfuse.hpm.work import NAMES as ROW_NAMES
 from hotfuse.machine import peaks as machine_peaks
 from hotfuse.machine.fingerprint import caches_of, hz_of
@@ -71,7 +71,7 @@ def roofline_of(known: StoredMachine, threads: int) -> Roofline | None:
         peaks = machine_peaks.from_dict(known.peaks)
     except ValueError:
         return None
-    return measured_roof(peaks, caches_of(known.tuning), hz_of(known.tuning), threads)
+    return measured_roofline(peaks, caches_of(known.tuning), hz_of(known.tuning), threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def fit(parts: Sequence[MachineRows], *, few: int = forest.BOOST_FROM_ROWS, seed
             errors = [float(np.abs(np.log(pooled.seconds / p)).mean()) for p in (predicted, told)]
             knows, predicted = (True, told) if errors[1] < HELPED * errors[0] else (False, predicted)
     made = pooled.grown(knows=knows, few=few, seed=seed)
-    judged = predicted if count > 1 else pooled.found.roof.seconds
+    judged = predicted if count > 1 else pooled.found.roofline.seconds
     off = np.log(pooled.seconds / judged)
     each = {
         name: model.accuracy(pooled.seconds[pooled.machine == m], predicted[pooled.machine == m])
@@ -137,7 +137,7 @@ def fit(parts: Sequence[MachineRows], *, few: int = forest.BOOST_FROM_ROWS, seed
         "trees": len(made.forest.roots), "knows_machines": knows, "seconds": round(time.perf_counter() - started, 3),
         "held_out": model.accuracy(pooled.seconds, predicted) if count > 1 else {},
         "left_out": each if count > 1 else {},
-        "rooflines": model.accuracy(pooled.seconds, pooled.found.roof.seconds) if count > 1 else {},
+        "rooflines": model.accuracy(pooled.seconds, pooled.found.roofline.seconds) if count > 1 else {},
         "features": list(model.MANY_MACHINES if knows else model.INPUTS), "rows": list(ROW_NAMES), "kept": model.KEPT,
     }  # fmt: skip
     return replace(made, width=model.intervals(pooled.found.family, judged, off), facts=facts)

@@ -1,7 +1,7 @@
 """Regression forests as plain arrays: grown by scikit-learn, evaluated here, stored as numbers.
 
 A tree's two children lie side by side, so a step down is `first[node] + (x > threshold)`; a leaf is its own child. Native code
-takes the steps (`hpm.compiled.walk`).
+takes the steps (`hpm.compiled.tree_walk`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.compiled import tree_walk
 
 Vector = npt.NDArray[np.float64]
 Table = npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ class Forest:
     """The same as native code reads it, and the columns that it reads of."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "packed", walk.packed(self.feature, self.threshold, self.first))
+        object.__setattr__(self, "packed", tree_walk.packed(self.feature, self.threshold, self.first))
         object.__setattr__(self, "starts", np.ascontiguousarray(self.roots, np.int32))
         object.__setattr__(self, "value", np.ascontiguousarray(self.value, np.float64))
         object.__setattr__(self, "width", int(self.feature.max()) + 1)
@@ -56,8 +56,8 @@ class Forest:
         """Predictions of a batch of numbers, compared in single precision, or of what `walk.ordered` made of them."""
         if x.ndim != 2 or x.shape[1] < self.width:
             raise InternalError(f"a forest that asks for {self.width} columns was given {x.shape}")
-        keys = np.ascontiguousarray(x) if x.dtype == np.uint32 else walk.ordered(np.ascontiguousarray(x, np.float32))
-        found = walk.sums(self.packed, self.value, self.starts, self.depth, keys)
+        keys = np.ascontiguousarray(x) if x.dtype == np.uint32 else tree_walk.ordered(np.ascontiguousarray(x, np.float32))
+        found = tree_walk.sums(self.packed, self.value, self.starts, self.depth, keys)
         return self.base + self.scale * found
 
     def arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm import fitted, forest, phases, tiling_residuals
-from hotfuse.hpm.compiled import walk
+from hotfuse.hpm.compiled import tree_walk
 from hotfuse.hpm.features import MACHINE, NAMES, Features, derive, joined
 from hotfuse.hpm.forest import Forest
 from hotfuse.hpm.roofline import Roofline
@@ -113,15 +113,15 @@ class PerformanceModel:
     def ratio(self, found: Features) -> Vector:
         """log(time / roofline)."""
         x, base = _inputs(found, self.rates, machines=self.knows_machines)
-        keys = walk.ordered(x)
+        keys = tree_walk.ordered(x)
         value = base + self.forest.predict(keys)
         if self.tilings is not None:
             value += self.tilings.predict(keys) * _CUT[found.family]
-        return np.maximum(value, np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds))
+        return np.maximum(value, np.log(np.maximum(found.roofline.bound, 1e-12) / found.roofline.seconds))
 
     def seconds(self, found: Features) -> Vector:
         """Predicted times."""
-        return found.roof.seconds * np.exp(self.ratio(found))
+        return found.roofline.seconds * np.exp(self.ratio(found))
 
     def widths(self, found: Features, seconds: Vector) -> Vector:
         """Half-widths of their intervals, in log time."""
@@ -159,7 +159,7 @@ class Support:
 
 def _inputs(found: Features, rates: fitted.Rates, *, machines: bool) -> tuple[npt.NDArray[np.float32], Vector]:
     """What a forest reads, and log(time by rates / roofline), which is the last column of `INPUTS`."""
-    base = np.log(fitted.base(found.amounts, found.family, rates, found.roof.seconds) / found.roof.seconds)
+    base = np.log(fitted.base(found.amounts, found.family, rates, found.roofline.seconds) / found.roofline.seconds)
     own = len(INPUTS)
     x = np.empty((len(base), len(MANY_MACHINES) if machines else own), np.float32)
     x[:, : own - 1], x[:, own - 1] = found.x, base
@@ -186,7 +186,7 @@ def grown(
         found, seconds, weight = support.behind(found, seconds, weight)
     rates = fitted.fit(found.amounts, found.family, seconds, weight)
     x, base = _inputs(found, rates, machines=machines)
-    left = np.log(seconds / found.roof.seconds) - base
+    left = np.log(seconds / found.roofline.seconds) - base
     trees = forest.grow(x, left, weight, seed=seed, few=few)
     rest = (left - trees.predict(x))[:own]
     apart = tiling_residuals.grow(x[:own], rest, weight[:own], cell, seed) if cell is not None else None
@@ -273,7 +273,7 @@ def fit(
         "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
         "trees": len(made.forest.roots), "tells_tilings_apart": told.helps,
         "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
-        "rooflines": accuracy(samples.seconds, found.roof.seconds),
+        "rooflines": accuracy(samples.seconds, found.roofline.seconds),
         "slowed": phases.summary(told.slow),
         "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT, "threads": at.threads,
         "supported_by": 0 if support is None else len(support.seconds),
@@ -369,12 +369,12 @@ class CostPredictor:
 
     model: PerformanceModel
     at: Roofline
-    book: RowCache
+    row_cache: RowCache
     correction: Correction = field(default_factory=Correction)
 
     def predict(self, candidates: Sequence[Candidate]) -> Predictions:
         """Predict a batch before anything of it is built; raises Unknown where work depends on data."""
-        return self.of_rows(self.book.rows(candidates))
+        return self.of_rows(self.row_cache.rows(candidates))
 
     def of_rows(self, table: Matrix) -> Predictions:
         """The same for rows."""
@@ -394,4 +394,4 @@ _BYTES = np.array([ROW_NAMES.index(n) for n in ("bytes_in", "bytes_const", "byte
 
 def binding(found: Features) -> npt.NDArray[np.int64]:
     """The memory level whose speed decides, -1 where arithmetic does."""
-    return np.where(found.roof.memory >= found.roof.compute, found.roof.level, -1)
+    return np.where(found.roofline.memory >= found.roofline.compute, found.roofline.level, -1)

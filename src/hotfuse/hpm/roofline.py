@@ -76,19 +76,19 @@ class Roofline(Speeds):
         object.__setattr__(self, "ends", tuple(k * 1.25 for k in self.knots[:-1]))
 
 
-def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1) -> Roofline:
+def machine_roofline(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1) -> Roofline:
     """A machine's roofline: measured where there are measured peaks, else the same guesses everywhere."""
     caches = {f"L{c.level}": c.bytes for c in top.caches if c.kind != "instruction"}
-    return _roof(peaks, caches, lanes * 4 * stated_hz(), top.max_mhz * 1e6 if top.max_mhz else stated_hz(), threads)
+    return _roofline(peaks, caches, lanes * 4 * stated_hz(), top.max_mhz * 1e6 if top.max_mhz else stated_hz(), threads)
 
 
-def measured_roof(peaks: MachinePeaks, caches: Mapping[str, int], hz: float | None, threads: int) -> Roofline | None:
+def measured_roofline(peaks: MachinePeaks, caches: Mapping[str, int], hz: float | None, threads: int) -> Roofline | None:
     """The same of a machine that others measured: its peaks, the sizes of its caches and its highest clock, as far as it is told;
     None where its peaks are not those of arithmetic."""
-    return None if peaks.rate("f32", threads) is None else _roof(peaks, caches, 0.0, hz or assumed_core().hz, threads)
+    return None if peaks.rate("f32", threads) is None else _roofline(peaks, caches, 0.0, hz or assumed_core().hz, threads)
 
 
-def _roof(peaks: MachinePeaks | None, caches: Mapping[str, int], flops_a_thread: float, hz: float, threads: int) -> Roofline:
+def _roofline(peaks: MachinePeaks | None, caches: Mapping[str, int], flops_a_thread: float, hz: float, threads: int) -> Roofline:
     sizes = [caches.get("L1", 32 << 10), caches.get("L2", 1 << 20), caches.get("L3", 8 << 20)]
     flops = peaks.rate("f32", threads) if peaks is not None else None
     speeds: list[float] = []

@@ -31,9 +31,9 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A standing, and why."""
+    """How far a model is believed, and why."""
 
-    standing: Trust
+    trust: Trust
     because: str
 
 

@@ -9,8 +9,8 @@ from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.lower.common.between import PRODUCTS, is_product
 from hotfuse.lower.common.effort import limited
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Refine
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered
+from hotfuse.lower.common.positions import Refine
 from hotfuse.lower.common.recognize_gelu import recognized
 from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.lower.cpu.attention.packed import lower_packed

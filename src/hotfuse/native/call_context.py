@@ -131,13 +131,13 @@ def _nothing() -> Generator[None]:
 
 def _proven(around: Around) -> None:
     """Compare with Python under everything that matters; all of it is the asking thread's own, but for the default dtype."""
-    ways = (
+    modes = (
         _nothing, torch.no_grad, torch.enable_grad, torch.inference_mode, _Functions, _Dispatches,
         lambda: torch.autocast("cpu"), lambda: torch.autocast("cpu", enabled=False),
         lambda: torch.autocast("cpu", dtype=torch.float16), torch._C.DisableTorchFunction,
     )  # fmt: skip
-    for way in ways:
-        with way():
+    for mode in modes:
+        with mode():
             got, want = around(), asked_in_python()
         if got != want:
             raise InternalError("native code sees another state of torch than Python", because=f"{got}, not {want}")

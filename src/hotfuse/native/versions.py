@@ -111,19 +111,19 @@ class _Plain:
 
 
 def _changes() -> list[tuple[dict[Any, Any], Callable[[], object]]]:
-    """Dicts, each with one way to change it."""
+    """Dicts, each with one change of it."""
     plain, module = _Plain(), nn.Linear(2, 2, device="meta")  # whose weights draw no random numbers of the program's
     kinds: list[Callable[[], dict[Any, Any]]] = [lambda: {"a": 1, "b": 2}, lambda: OrderedDict(a=1, b=2)]
     found: list[tuple[dict[Any, Any], Callable[[], object]]] = []
     for kind in kinds:
-        ways: list[Callable[[dict[Any, Any]], object]] = [
+        changes: list[Callable[[dict[Any, Any]], object]] = [
             lambda d: d.__setitem__("a", 3), lambda d: d.__setitem__("new", 3), lambda d: d.__delitem__("a"), lambda d: d.pop("b"),
             lambda d: d.popitem(), lambda d: d.clear(), lambda d: d.update(a=5), lambda d: d.setdefault("z", 1),
             lambda d: d.__ior__({"a": 7}),
         ]  # fmt: skip
-        for way in ways:
+        for change in changes:
             d = kind()
-            found.append((d, functools.partial(way, d)))
+            found.append((d, functools.partial(change, d)))
 
     def store() -> None:
         for i in range(64):  # so often that the interpreter has specialized it

@@ -23,7 +23,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.pipeline.host import TIER0
 from hotfuse.pipeline.job import Job, verify_graph
 from hotfuse.runtime.plan import UNTRIED, Plan
-from hotfuse.runtime.tierup.verify import disagreement
+from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.specialize.table import DEVICE_KERNELS
 
 

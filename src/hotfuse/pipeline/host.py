@@ -29,7 +29,7 @@ from hotfuse.native import guard, model_guard, publish
 from hotfuse.partition.cut import Partitioning, cut
 from hotfuse.pipeline.job import GraphKernels, GraphRuns, Job, sizes_of, verify_graph
 from hotfuse.runtime.plan import Plan, build
-from hotfuse.runtime.serve.native import assembled
+from hotfuse.runtime.serve.native_plan import assembled
 from hotfuse.runtime.serve.parallel_branches import measured
 from hotfuse.runtime.tierup.lull import QUIET_S, Lull
 

@@ -36,7 +36,7 @@ class Daemon:
 
     def __init__(self, ring: Ring, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
         self.ring = ring
-        self.book = AnalyzerMemory()
+        self.memory = AnalyzerMemory()
         self._say = say
         self._clock = clock
         self._said = -SNAPSHOT_S
@@ -51,14 +51,14 @@ class Daemon:
         """Drain what there is; how many records that were."""
         raw = self.ring.drain()
         if len(raw):
-            for drift in self.book.add(raw):
+            for drift in self.memory.add(raw):
                 self._say(b"D" + json.dumps(asdict(drift)).encode())
         due = [n for n in self._flushes if n <= self.ring.consumed]
-        new = self.book.records > self._told
+        new = self.memory.records > self._told
         if due or (new and self._clock() - self._said >= SNAPSHOT_S):
             self._said = self._clock()
-            self._told = self.book.records
-            self._say(b"S" + to_json(self.book.snapshot(self.ring.torn)))
+            self._told = self.memory.records
+            self._say(b"S" + to_json(self.memory.snapshot(self.ring.torn)))
         for n in due:
             self._flushes.remove(n)
             self._say(b"F%d" % n)
@@ -80,7 +80,7 @@ def serve(daemon: Daemon, requests: BinaryIO, parent: int) -> None:
                 if word == b"flush":
                     daemon.flush(int(number))
                 elif word == b"forget":
-                    daemon.book.forget(int(number))
+                    daemon.memory.forget(int(number))
         taken = daemon.step()
         sleep = 0.0 if taken >= 512 else BUSY_S if taken else min(IDLE_S, sleep * 1.5 + 0.005)
 

@@ -30,7 +30,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from hotfuse.profile.schema import STEPS, Migration, NewerSchema, migrate, version_of
+from hotfuse.profile.store_schema import STEPS, Migration, NewerSchema, migrate, version_of
 
 T = TypeVar("T")
 BUSY_S = 5.0

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Row, Table, delete, func, insert, select, upd
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.fingerprint import Fingerprint
-from hotfuse.profile import schema as s
+from hotfuse.profile import store_schema as s
 from hotfuse.profile.store import Store
 from hotfuse.profile.tables import new_key
 

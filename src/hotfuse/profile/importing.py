@@ -16,7 +16,7 @@ from sqlalchemy import Connection, LargeBinary, Table, delete, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from hotfuse.base.errors import InputError
-from hotfuse.profile import schema as s
+from hotfuse.profile import store_schema as s
 from hotfuse.profile.exchange import advance, cursor
 from hotfuse.profile.store import Store
 from hotfuse.profile.tables import BATCH, new_key

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Table, func, insert, select, update
 
 from hotfuse.base.errors import InputError
-from hotfuse.profile import schema as s
+from hotfuse.profile import store_schema as s
 from hotfuse.profile.rows import SpeedRow, StoredModel, array_from_row, array_to_row, list_from_text, object_from_text
 from hotfuse.profile.tables import Tables, new_key
 

@@ -1,8 +1,8 @@
 """A PostgreSQL database behind the profile store's tables: the one that a fleet shares.
 
-Its schema is that of the local file (`profile.schema`), brought up to date by Alembic, one revision a step. Writers take turns by
-an advisory lock, so a transaction sees no other writer, as on SQLite. Every statement has a limit; what goes wrong is raised, and
-the caller's to live with: nothing that serves calls is one (`profile.exchange`).
+Its schema is that of the local file (`profile.store_schema`), brought up to date by Alembic, one revision a step. Writers take
+turns by an advisory lock, so a transaction sees no other writer, as on SQLite. Every statement has a limit; what goes wrong is
+raised, and the caller's to live with: nothing that serves calls is one (`profile.exchange`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from hotfuse.base.errors import InputError
-from hotfuse.profile.schema import STEPS
+from hotfuse.profile.store_schema import STEPS
 
 T = TypeVar("T")
 CONNECT_S, STATEMENT_MS = 5, 10_000

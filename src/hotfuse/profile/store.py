@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import EventLog
 from hotfuse.machine.fingerprint import Fingerprint
-from hotfuse.profile import schema as s
+from hotfuse.profile import store_schema as s
 from hotfuse.profile.learned_tables import LearnedTables
 from hotfuse.profile.rows import (
     SOURCES,

@@ -12,7 +12,7 @@ from sqlalchemy import URL, Row, Table, insert
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.profile.database import Database, Trouble
 from hotfuse.profile.postgres import PostgresDatabase
-from hotfuse.profile.schema import STEPS, Migration
+from hotfuse.profile.store_schema import STEPS, Migration
 
 BATCH = 500
 """Rows of one transaction: others wait for no longer than that takes."""

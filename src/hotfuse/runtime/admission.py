@@ -37,12 +37,12 @@ from hotfuse.runtime.serve.fact_checks import failed, holds
 from hotfuse.runtime.serve.guards import compile_signature
 from hotfuse.runtime.serve.other_paths import PathBalance
 from hotfuse.runtime.site import MAX_OPEN, CallGroup, Entry, Site, specs_of
+from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.attempt import Compile, Weights, versions_of
 from hotfuse.runtime.tierup.audit import why_not
 from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.objective import SLOWER
 from hotfuse.runtime.tierup.proof import in_float64, rounds_otherwise
-from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.runtime.warm_start import RecalledStart, Recalls
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 from hotfuse.specialize.table import TIER1

@@ -63,15 +63,15 @@ class CallLearner:
         cache, watch = site.cache(entry.grad_mode), self._plans.watch
         if cache is None:
             return seconds
-        settled = (watch is None or watch.native is not False) and all(t.is_cpu for t in leaves)
-        if not seconds or (native, whole) != (cache.table.native, settled):
-            if settled and not torch.is_grad_enabled():
+        natively_checked = (watch is None or watch.native is not False) and all(t.is_cpu for t in leaves)
+        if not seconds or (native, whole) != (cache.table.native, natively_checked):
+            if natively_checked and not torch.is_grad_enabled():
                 around = self._context()()
                 seconds = path_seconds(self._serve, self._tally.mine, site, entry, leaves, around) or 0.0
             else:
                 seconds = self._looked_up_s(cache.table, entry, leaves)
             seconds += self.outside_s()
-            entry.dispatch_s = (seconds, cache.table.native, settled)
+            entry.dispatch_s = (seconds, cache.table.native, natively_checked)
         return seconds
 
     def _looked_up_s(self, table: DispatchTable[Route], entry: Entry, leaves: Sequence[torch.Tensor]) -> float:

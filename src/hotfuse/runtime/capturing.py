@@ -36,10 +36,10 @@ from hotfuse.runtime.serve.other_paths import PathBalance, fits
 from hotfuse.runtime.serve.own_effects import transformed
 from hotfuse.runtime.site import CallGroup, Entry, Site
 from hotfuse.runtime.tally import ThreadCounts
+from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.attempt import Compile
 from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.own_code import LONG_S
-from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.runtime.warm_start import RecalledStart, Recalls
 from hotfuse.runtime.weights.model_guard import WeightChange
 

@@ -1,6 +1,6 @@
 """What being served takes besides a plan: a real call of the engine, in a plan that computes nothing.
 
-Calls that go straight to the model's own code pay none of it, so whoever compares that with a plan adds it to the plan. Of one
+Calls that go straight to the model's own code pay none of it, so a comparison with a plan adds it to the plan. Of one
 small operator it is more than the operator takes.
 """
 

@@ -18,7 +18,7 @@ from hotfuse.ops.torch_args import to_torch
 from hotfuse.partition.cut import CutReason, Partition, Partitioning
 from hotfuse.runtime.zero_rows import Sides
 from hotfuse.specialize.table import AttemptKey
-from hotfuse.tile.stored import StoredKernels
+from hotfuse.tile.compressed import StoredKernels
 
 if TYPE_CHECKING:
     from hotfuse.compile.recipes import Recipe

@@ -138,7 +138,7 @@ class Entry:
     findings: tuple[Finding, ...] = ()
     """What limits the partitions of its plan, the slowest first, as the calls that were looked at showed it."""
     weighed: GraphWeights = GraphWeights()
-    """What partitions of its graph took while they served, for whoever plans for it."""
+    """What partitions of its graph took while they served: what planning reads."""
     planned_by: tuple[MeasuredPiece, ...] | None = None
     """The weights that it was last planned again by, whatever came of it; None: what its plan was made by."""
     replans: int = 0

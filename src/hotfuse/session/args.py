@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, ValueInfoProto, shape_inference
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.frontends.onnx.model import DeclaredDim, OnnxModel, Port, PortType
+from hotfuse.frontends.onnx.model_file import DeclaredDim, OnnxModel, Port, PortType
 
 _GENERATED = "unk__"
 """How shape inference names the sizes it makes up."""

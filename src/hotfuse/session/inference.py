@@ -27,7 +27,7 @@ from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.leaves import parse_name, runs_reference
 from hotfuse.frontends.onnx.load import all_nodes, load
-from hotfuse.frontends.onnx.model import OnnxGraph, OnnxModel, Port
+from hotfuse.frontends.onnx.model_file import OnnxGraph, OnnxModel, Port
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ir.graph import Graph
 from hotfuse.machine.primitives import bound_primitive_caches

@@ -1,6 +1,6 @@
 """The table of specializations: what each needs to have seen, what it proposes, what stands in front of it, what a wrong bet costs.
 
-A row is data. `runtime.tierup.rows` has, for each row, the function that looks at an entry and proposes; the engine takes the
+A row is data. `runtime.tierup.proposals` has, for each row, the function that looks at an entry and proposes; the engine takes the
 proposal with the highest expected value, and plans compose: `runtime.tierup.layers` builds the layers of a plan in the order of
 this table, the outermost first. To add a specialization: a row here, a strategy in a file beside this one, a layer and a proposer.
 """

@@ -36,8 +36,8 @@ from hotfuse.tile.program import (
     TileType,
     When,
 )
-from hotfuse.tile.rules import block_extents
 from hotfuse.tile.text import show_head
+from hotfuse.tile.type_rules import block_extents
 
 _READS = {"load", "gather"}
 _WRITES = {"store", "scatter", "mma.memory"}

@@ -23,7 +23,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.types import DType
 from hotfuse.tile import meaning as m
-from hotfuse.tile import rules as r
+from hotfuse.tile import type_rules as r
 from hotfuse.tile.memory import NUMPY, Array
 from hotfuse.tile.program import Attr, Buffer, Instr, Operand, Tile, TileType
 

@@ -172,7 +172,7 @@ class Kernel:
     body: tuple[Stmt, ...]
     loc: Loc = Loc()
     left_out: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    """Of a kernel without its body (`tile.stored.header`): the instructions that it had."""
+    """Of a kernel without its body (`tile.compressed.header`): the instructions that it had."""
 
     @property
     def ops(self) -> frozenset[str]:

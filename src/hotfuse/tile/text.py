@@ -63,7 +63,7 @@ from hotfuse.tile.program import (
     When,
     row_major,
 )
-from hotfuse.tile.rules import show_type
+from hotfuse.tile.type_rules import show_type
 
 T = TypeVar("T")
 

@@ -46,8 +46,8 @@ from hotfuse.tile.program import (
     TileType,
     When,
 )
-from hotfuse.tile.rules import MAX_RANK, show_type
 from hotfuse.tile.text import show_head
+from hotfuse.tile.type_rules import MAX_RANK, show_type
 
 _PREDICATES = {"==", "!=", "<", "<=", "and", "or", "not"}
 _WRITERS = {"store", "scatter", "count", "peak", "mma.memory"}

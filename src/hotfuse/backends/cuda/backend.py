@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hotfuse.backends.cuda.device import CudaDevice
+from hotfuse.backends.cuda.free_memory import short_of_memory
 from hotfuse.backends.cuda.graphs import GraphRun, Run, let_go_of_recordings
-from hotfuse.backends.cuda.memory import short_of_memory
 
 
 class CudaBackend:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.cuda.memory import free_bytes, short_of_memory
-from hotfuse.backends.cuda.record import Recording, Run, pool_bytes, raw_stream
+from hotfuse.backends.cuda.free_memory import free_bytes, short_of_memory
+from hotfuse.backends.cuda.graph_recording import Recording, Run, pool_bytes, raw_stream
 from hotfuse.machine.device_stream import being_recorded_here
 
 _DEFAULT = 0

@@ -1,9 +1,9 @@
 """CUDA graphs by kinds of calls: shapes and strides that recur are recorded, others run kernel by kernel.
 
-The second call of a kind records, on its own thread (`backends.cuda.record` says why), compares the first replay with the kernels
-one by one, and answers with the latter. That takes such a call some milliseconds; all recordings together take at most a small
-part of the time. Recordings of one plan share a memory pool, and so they are replayed one at a time: a lock orders the threads, and
-an event the streams that they use. Of many the one that was not replayed for the longest goes first.
+The second call of a kind records, on its own thread (`backends.cuda.graph_recording` says why), compares the first replay with the
+kernels one by one, and answers with the latter. That takes such a call some milliseconds; all recordings together take at most a
+small part of the time. Recordings of one plan share a memory pool, and so they are replayed one at a time: a lock orders the
+threads, and an event the streams that they use. Of many the one that was not replayed for the longest goes first.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from hotfuse.backends.llvm import native
-from hotfuse.backends.llvm.runs import bound, enter, faults, group
+from hotfuse.backends.llvm.runs import bound, enter, kernel_call, kernel_faults
 from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.runs.symbols import BODY, LAYOUT, TEAM_TIMES
 from hotfuse.backends.llvm.threads import parallel
@@ -69,7 +69,7 @@ class LlvmBackend(HostBackend):
 
     def glue(self, graph: Graph, lowered: Lowered, kernel: LoadedKernel, constants: Constants) -> Run:
         """A function that allocates results, reads sizes off tensors and enters the code."""
-        return group.glue(graph, lowered, _own(kernel), constants)
+        return kernel_call.glue(graph, lowered, _own(kernel), constants)
 
     def bound(
         self, graph: Graph, lowered: Lowered, kernel: LoadedKernel, weights: Mapping[str, torch.Tensor], inputs: Sequence[Any],
@@ -93,7 +93,7 @@ class LlvmBackend(HostBackend):
 
     def compile_run(self, run: RunSteps) -> bytes:
         """The driver's object code."""
-        from hotfuse.backends.llvm.runs.driver import emit_driver
+        from hotfuse.backends.llvm.runs.run_driver import emit_driver
 
         return jit.compile_object(emit_driver(run, host()), host()).code
 
@@ -101,7 +101,7 @@ class LlvmBackend(HostBackend):
         self, code: RunCode, table: Sequence[int], keep: Sequence[Any], fallback: Run, *, assumes: bool = False
     ) -> enter.NativeRun:
         """Link the driver."""
-        fallback = faults.not_after_faults(fallback) if assumes else fallback
+        fallback = kernel_faults.not_after_faults(fallback) if assumes else fallback
         driver = jit.load_object(code.code, [BODY, LAYOUT, TEAM_TIMES], parallel.runtime().symbols)
         return enter.NativeRun(code, driver, table, keep, fallback)
 

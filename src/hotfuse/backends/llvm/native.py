@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from hotfuse.backends.llvm.runs import faults
+from hotfuse.backends.llvm.runs import kernel_faults
 from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.runs.symbols import symbol
 from hotfuse.backends.llvm.threads.parallel import runtime
@@ -18,7 +18,7 @@ from hotfuse.machine import tiles
 from hotfuse.native import jit
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.tile.program import Kernel
-from hotfuse.tile.rules import BLOCK_OP
+from hotfuse.tile.type_rules import BLOCK_OP
 
 
 def compile_kernel(kernel: Kernel, target: CpuTarget | None = None, *, passes: bool = False) -> CompiledKernel:
@@ -39,7 +39,7 @@ def load_kernel(compiled: CompiledKernel) -> NativeKernel:
     if _uses_tiles(compiled.kernel, compiled.target) and (why := tiles.refused()):
         raise InternalError(f"kernel {compiled.kernel.name} cannot run in this process", because=why)
     name = symbol(compiled.kernel)
-    loaded = jit.load_object(compiled.code, [name], {**runtime().symbols, **faults.SYMBOLS})
+    loaded = jit.load_object(compiled.code, [name], {**runtime().symbols, **kernel_faults.SYMBOLS})
     return NativeKernel(loaded, name, compiled.kernel, scratch.plan(compiled.kernel))
 
 

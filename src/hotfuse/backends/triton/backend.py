@@ -8,7 +8,7 @@ import torch
 
 from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, LaunchShape
 from hotfuse.backends.protocol import LaunchedKernel
-from hotfuse.backends.triton.build import build, triton_missing
+from hotfuse.backends.triton.device_build import build, triton_missing
 from hotfuse.backends.triton.driver import DeviceFunction
 from hotfuse.backends.triton.emit import emit
 from hotfuse.base.errors import CaptureError

@@ -43,7 +43,7 @@ _FLASH, _EVEN, _MAX_WIDTH = (DType.F16, DType.BF16), 8, 256
 """What the library's flash kernels take."""
 _LAST = (1 << 63) - 1
 _WRITES = "aten.index_copy_.default"
-_FEW, _MANY = 64, 4096
+_SHORT, _LONG = 64, 4096
 """Lengths at which an expression is evaluated to tell what it is."""
 
 
@@ -162,7 +162,7 @@ class _StaticCacheRewriter:
                 return all(evaluate(g, {name: size, self.symbol: past}) for g in asked)
 
             for more in (self.rows, 0):
-                if all(may(n, n + k) == (k == more) for n in (_FEW, _MANY) for k in range(more - 2, more + 3)):
+                if all(may(n, n + k) == (k == more) for n in (_SHORT, _LONG) for k in range(more - 2, more + 3)):
                     found[name] = expr("+", sym(self.symbol), more)
         return found
 
@@ -173,10 +173,10 @@ class _StaticCacheRewriter:
             return None
         if symbols(d) - {self.symbol}:
             raise not_static(f"another size changes, too: {d}")
-        few, many = (evaluate(d, {self.symbol: n}) for n in (_FEW, _MANY))
-        if many - few != _MANY - _FEW:
+        few, many = (evaluate(d, {self.symbol: n}) for n in (_SHORT, _LONG))
+        if many - few != _LONG - _SHORT:
             raise not_static(f"a size is neither a number nor a length: {d}")
-        return few - _FEW
+        return few - _SHORT
 
     def _size(self, d: Dim) -> int:
         offset = self._offset(d)

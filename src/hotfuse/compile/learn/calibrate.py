@@ -107,7 +107,7 @@ class Calibration:
     ) -> None:
         self.store, self.host, self.executor = store, at, executor
         self.report = Report()
-        self.book = RowCache(measure.tile_of)
+        self.row_cache = RowCache(measure.tile_of)
         self._known = rows.known(store, at.machine)
         own = itertools.chain(remembered(store.problems()), calibrated(seed)) if problems is None else problems
         self.items = items(own, at.core)
@@ -123,7 +123,7 @@ class Calibration:
                 candidate = Candidate(item.problem.graph, sizes, item.core, self.host.at.threads)
                 if self._name(item, candidate) in self._known:
                     continue
-                size = _bytes(self.book, candidate)
+                size = _bytes(self.row_cache, candidate)
                 if batch and held + size > MOST_BYTES:
                     added += self._measured(batch, passes, until)
                     batch, shelf, held = [], Shelf(), 0
@@ -183,7 +183,7 @@ class Calibration:
 
     def keep(self, batch: Sequence[BoundCall]) -> int:
         """Put what was timed into the store."""
-        table = self.book.rows([b.candidate for b in batch])
+        table = self.row_cache.rows([b.candidate for b in batch])
         figures = [b.figure() for b in batch]
         names = [rows.kernel_name(b.group, b.candidate.sizes, _core(b), b.candidate.threads) for b in batch]
         found = rows.measurements(names, table, [s for s, _ in figures], [n for _, n in figures], self.host.at.threads)
@@ -197,8 +197,8 @@ def _core(b: BoundCall) -> Core | None:
     return b.candidate.core if isinstance(b.candidate.core, Core) else None
 
 
-def _bytes(book: RowCache, candidate: Candidate) -> int:
-    return int(book.rows([candidate])[0, _EDGES].sum() * 2)
+def _bytes(row_cache: RowCache, candidate: Candidate) -> int:
+    return int(row_cache.rows([candidate])[0, _EDGES].sum() * 2)
 
 
 _EDGES = [rows.NAMES.index(n) for n in ("bytes_in", "bytes_const", "bytes_out")]
@@ -295,7 +295,7 @@ class Slice:
             made = None if future is None else measure.received(*wire.checked(future.result()))
             self._run.report.compiled += made is not None
             for candidate in self._run.unknown(item):
-                size = _bytes(self._run.book, candidate)
+                size = _bytes(self._run.row_cache, candidate)
                 if self._held + size > MOST_IDLE_BYTES:
                     self._run.report.refused["too much memory for idle time"] += 1
                     continue

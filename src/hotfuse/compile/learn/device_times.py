@@ -1,7 +1,7 @@
 """The performance model of a device, in workers: what kernels took there is kept in the profile store, models are made of it, and
 say which tilings of a group are worth compiling.
 
-    device times   rows into the store; a model where there are enough more (`hpm.device.model`)
+    device times   rows into the store; a model where there are enough more (`hpm.device.kernel_model`)
     likeliest      tilings of a group by what the model says of their lowered kernels, which takes a millisecond each
 
 A worker has no device: the serving process measures (`compile.device.trial`, `compile.device.calibration`).
@@ -17,15 +17,15 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn.learned import FRESH_S, notes
 from hotfuse.compile.request_bodies import DeviceTimesRequest
 from hotfuse.compile.workers import wire
-from hotfuse.hpm.device import model
+from hotfuse.hpm.device import kernel_model
 from hotfuse.hpm.device.features import shape_from
-from hotfuse.hpm.device.model import DeviceKernelModel, TimedWork, device_fingerprint
+from hotfuse.hpm.device.kernel_model import DeviceKernelModel, TimedWork, device_fingerprint
 from hotfuse.hpm.device.work import ProgramShape, work_of
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.gpu import GpuTiling, lower_gpu
 from hotfuse.profile.store import Store
 
-FEW = 4
+COMPILED_TILINGS = 4
 """Tilings of a group that are compiled where a model chooses."""
 MOST_DEVICES = 8
 """Whose models a worker keeps at hand."""
@@ -50,12 +50,13 @@ def handle(request: DeviceTimesRequest) -> wire.Message:
     shape = shape_from(request.shape)
     machine = kept.store.machine(device_fingerprint(request.device, request.arch), shape.to_dict())
     rows = [TimedWork(t.problem, t.work, t.seconds) for t in request.times]
-    model.record(kept.store, machine, rows, "calibrate" if request.calibrated else "race")
-    known = model.recorded(kept.store, machine)
+    kernel_model.record(kept.store, machine, rows, "calibrate" if request.calibrated else "race")
+    known = kernel_model.recorded(kept.store, machine)
     answer = {"ok": True, "rows": len(known), "version": None}
-    if (request.train and len(known) >= model.LEAST_ROWS) or model.due(kept.store, machine, len(known)):
-        made = model.fit(known, shape)
-        answer |= {"version": model.save(kept.store, made, machine), "held_out": made.facts["held_out"], "chooses": made.chooses}
+    if (request.train and len(known) >= kernel_model.LEAST_ROWS) or kernel_model.due(kept.store, machine, len(known)):
+        made = kernel_model.fit(known, shape)
+        version = kernel_model.save(kept.store, made, machine)
+        answer |= {"version": version, "held_out": made.facts["held_out"], "chooses": made.chooses}
         _read.clear()
     return answer, []
 
@@ -77,7 +78,8 @@ def likeliest(
     if not lowered:
         return None
     seconds = found.seconds([work for _, work in lowered])
-    return [tiling for _, (tiling, _) in sorted(zip(seconds, lowered, strict=True), key=lambda each: float(each[0]))[:FEW]]
+    ranked = sorted(zip(seconds, lowered, strict=True), key=lambda each: float(each[0]))
+    return [tiling for _, (tiling, _) in ranked[:COMPILED_TILINGS]]
 
 
 def program_shape(tiling: GpuTiling) -> ProgramShape:
@@ -101,4 +103,4 @@ def device_model(device: str) -> DeviceKernelModel | None:
 
 def _newest(store: Store, device: str) -> DeviceKernelModel | None:
     machine = next((m.id for m in store.machines() if m.identity.get("device") == device), None)
-    return None if machine is None else model.load(store, machine)
+    return None if machine is None else kernel_model.load(store, machine)

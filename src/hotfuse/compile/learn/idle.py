@@ -115,7 +115,7 @@ def _trained(kept: Notes, work: _Work, *, last: bool) -> PerformanceModel | None
     if len(samples) < (model.LEAST_SAMPLES if others is None else FIRST_SUPPORTED):
         return None
     made = model.best_fit(samples, kept.host.at, others)
-    if judged(made.facts).standing is Trust.ASIDE:
+    if judged(made.facts).trust is Trust.ASIDE:
         work.in_vain = new
         return None
     version = model.save(kept.store, made, kept.host.machine)

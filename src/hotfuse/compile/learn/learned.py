@@ -86,13 +86,13 @@ class Foresight:
             found = fleet.load(store)
         if found is None:
             return None
-        stands = judged(found.facts)
-        if stands.standing is Trust.ASIDE:
-            store.notes.append(f"a stored model was left aside: {stands.because}")
+        believed = judged(found.facts)
+        if believed.trust is Trust.ASIDE:
+            store.notes.append(f"a stored model was left aside: {believed.because}")
             return None
         online = Online()
         predictor = CostPredictor(found, host.at, RowCache(measure.tile_of), online)
-        made = cls(host, predictor, online, stands.standing is Trust.BELIEVED, own)
+        made = cls(host, predictor, online, believed.trust is Trust.BELIEVED, own)
         made.replay(store)
         return made
 
@@ -115,7 +115,7 @@ class Foresight:
         if not usable:
             return
         table = np.array([[m.features[n] for n in NAMES] for m in usable])
-        plain = CostPredictor(self.predictor.model, self.host.at, self.predictor.book).of_rows(table)
+        plain = CostPredictor(self.predictor.model, self.host.at, self.predictor.row_cache).of_rows(table)
         off = np.log(np.array([m.time_ns for m in usable]) * 1e-9 / plain.seconds)
         found = zip(map(int, plain.family), map(int, plain.level), map(float, off), strict=True)
         self.online.observe_all(found, [rows.problem_of(m.kernel) for m in usable])
@@ -150,7 +150,7 @@ class Notes:
     place: RequestContext
     store: Store
     host: Host
-    book: RowCache
+    row_cache: RowCache
     ahead: Foresight | None
     trust: Bandit
     """How far predictions of the fusion engine came true, in all processes so far."""
@@ -206,7 +206,7 @@ class Notes:
         trials, self.trials = self.trials, []
         for t in trials:
             try:
-                table = self.book.rows([Candidate(t.graph, t.sizes, c, t.threads) for c in (self.host.core, None)])
+                table = self.row_cache.rows([Candidate(t.graph, t.sizes, c, t.threads) for c in (self.host.core, None)])
             except (HotfuseError, KeyError, IndexError):
                 self.unknown += 1
                 continue

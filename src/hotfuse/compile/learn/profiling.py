@@ -65,14 +65,14 @@ def _predicted(
     """What the corrected model says, before this time corrects it."""
     core, us = None if part.library else host.core, part.us
     try:
-        table = kept.book.rows([Candidate(graph, sizes, core, host.at.threads)])
+        table = kept.row_cache.rows([Candidate(graph, sizes, core, host.at.threads)])
     except (HotfuseError, KeyError, IndexError):  # sizes that only data shows
         return None
     ahead = kept.ahead
     said = None
     if ahead is not None:
         predictor = (
-            ahead.predictor if host is kept.host else CostPredictor(ahead.predictor.model, host.at, kept.book, ahead.online)
+            ahead.predictor if host is kept.host else CostPredictor(ahead.predictor.model, host.at, kept.row_cache, ahead.online)
         )
         said = round(float(predictor.of_rows(table).seconds[0]) * 1e6, 2)
     if kept.place.record and us > LEAST_US and part.n >= FEWEST:

@@ -162,7 +162,7 @@ def described(
         work, peaks = work_of(piece.normal, piece.sizes), kernel_cache().peaks
         known[piece.key] = {
             "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
-            "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roofline_seconds(work, peaks),
+            "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roofline_s": roofline_seconds(work, peaks),
         }  # fmt: skip
         if (ahead := foreseen(piece)) is not None:
             known[piece.key].update(library_s=ahead.library_s, kernel_s=ahead.kernel_s, high_s=ahead.high_s)
@@ -179,7 +179,7 @@ def _as_seen(about: Mapping[str, Any], index: UseIndex, nodes: Sequence[int], se
     if kernel is not None:
         found.update(kernel_s=kernel.us * 1e-6, high_s=kernel.us * 1e-6 * (1 + kernel.noise), measured_us=kernel.us)
     elif mask is not None:
-        found.update({k: float(s) * mask.live for k in ("kernel_s", "high_s", "roof_s") if (s := about.get(k)) is not None},
+        found.update({k: float(s) * mask.live for k in ("kernel_s", "high_s", "roofline_s") if (s := about.get(k)) is not None},
                      open=mask.live)  # fmt: skip
     if library is not None:
         found.update(library_s=library.us * 1e-6, library_measured=True)

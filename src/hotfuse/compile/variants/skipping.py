@@ -43,7 +43,7 @@ SHARES = (0, 250, 500, 750, 950)
 """Thousandths of rows that are zero where both sides are measured."""
 PASSES, POINT_S = 5, 0.08
 NOISE = 20
-"""Crossings below this share are as good as none, and teach no more than that."""
+"""Breakpoints below this share are as good as none, and teach no more than that."""
 _SIDES = ("all rows", "rows of zeros left out")
 Measured = Callable[[int], tuple[float, float]]
 """Seconds of a call with all rows and with those of zeros left out, at a share."""

@@ -31,7 +31,7 @@ from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import DType, ScalarType, TensorType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument
-from hotfuse.lower.cpu.division import balance
+from hotfuse.lower.cpu.work_division import balance
 from hotfuse.lower.run.constants import Constants
 from hotfuse.ops.own.assume import ASSUME, made_up_calls
 from hotfuse.ops.own.experts import PRODUCT

@@ -2,7 +2,7 @@
 
 The jobs of one model run one after another, those of another do not wait for them. One that waits long for calls lets the next of
 its model go first (`others_meanwhile`), and goes on when none of them is at work. What jobs ask for runs in worker processes
-(`compile.workers.pool`). After a fork the child starts with a service of its own. A process that ends kills its workers and
+(`compile.workers.worker_pool`). After a fork the child starts with a service of its own. A process that ends kills its workers and
 waits for the jobs in hand, a bounded time.
 """
 
@@ -29,10 +29,10 @@ from hotfuse.compile.request_bodies import Request, RequestBody, request_of
 from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.background_priority import background_priority, patient
-from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import URGENT, Task
+from hotfuse.compile.workers.worker_pool import Pool
 from hotfuse.machine.cores import unbind
 from hotfuse.machine.heap import heap
 
@@ -134,7 +134,7 @@ class Service:
         try:
             yield
         finally:
-            with self._lock:  # before it has its turn: whoever has it now takes no further job
+            with self._lock:  # before it has its turn: the job that has it now takes no further one
                 self._waiting -= 1
                 queue.waiting -= 1
             with background_priority.waiting():

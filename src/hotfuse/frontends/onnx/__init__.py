@@ -35,7 +35,7 @@ OP_TABLES: tuple[str, ...] = (
     "ops.resize",
     "ops.select",
     "ops.signal",
-    "ops.text",
+    "ops.strings",
 )
 
 for _name in OP_TABLES:

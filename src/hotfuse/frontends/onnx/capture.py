@@ -14,7 +14,7 @@ from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.onnx.interp import OnnxModule
-from hotfuse.frontends.onnx.tracing.model import Traced, fresh_mode, trace
+from hotfuse.frontends.onnx.tracing.traced_model import Traced, fresh_mode, trace
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.ir.graph import Arg, Value
 

@@ -22,11 +22,11 @@ from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
-from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.model_file import OnnxNode
 from hotfuse.frontends.onnx.products import ConstantProduct
 from hotfuse.frontends.onnx.products import available as products_available
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, CallSource, Program, ProgramStep, Ready
-from hotfuse.frontends.onnx.recording.runs import Call
+from hotfuse.frontends.onnx.recording.recorded_runs import Call
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.folded_conv import is_floats
@@ -50,7 +50,7 @@ def ready(program: Program) -> Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _FixedCall:
     """A call that is part of every run."""
 
     call: Callable[..., Any]
@@ -66,8 +66,8 @@ class _Made:
 
 def _made(
     step: ProgramStep, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = (), note: str = ""
-) -> _Made:
-    return _Made(call, step.ins, step.outs, step.node, bytes, nested, note, step)
+) -> _FixedCall:
+    return _FixedCall(call, step.ins, step.outs, step.node, bytes, nested, note, step)
 
 
 def _folded(program: Program) -> Ready:
@@ -101,18 +101,19 @@ def _folded(program: Program) -> Ready:
     return _ready(program, template, _all_prepared(program, left, known, env), known)
 
 
-def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> list[_Made]:
+def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> list[_FixedCall]:
     """The steps that are left, each prepared; convolutions together with what follows them."""
     found = folded(left, known, env, program.out_slots) if program.pack else None
     if found is None:
         return [_prepared(s, known, env, pack=program.pack) for s in left]
-    made: list[_Made] = []
+    made: list[_FixedCall] = []
     for place, step in enumerate(left):
         made.extend(_in_rows(slot, step.node) for slot in found.rows.get(place, ()))
         if place in found.instead:
             conv, chain = found.instead[place]
             last = left[chain.places[-1]]
-            made.append(_Made(Bounded(ConvKernels(conv), step, env[step.ins[1]]), step.ins[:1], last.outs, step.node, conv.bytes))
+            call = Bounded(ConvKernels(conv), step, env[step.ins[1]])
+            made.append(_FixedCall(call, step.ins[:1], last.outs, step.node, conv.bytes))
         elif place not in found.gone:
             made.append(_prepared(step, known, env, pack=program.pack))
     return [*made, *(_in_rows(slot, left[-1].node) for slot in found.rows_last)]
@@ -132,11 +133,11 @@ class Bounded:
         return self.conv(x)
 
 
-def _in_rows(slot: int, node: OnnxNode) -> _Made:
-    return _Made(torch.Tensor.contiguous, (slot,), (slot,), node)
+def _in_rows(slot: int, node: OnnxNode) -> _FixedCall:
+    return _FixedCall(torch.Tensor.contiguous, (slot,), (slot,), node)
 
 
-def _ready(program: Program, template: list[Value], made: Sequence[_Made], known: set[int]) -> Ready:
+def _ready(program: Program, template: list[Value], made: Sequence[_FixedCall], known: set[int]) -> Ready:
     originals = _memory(program.template)
     kept = {a: n for a, n in _memory(template).items() if a not in originals}
     nested = {id(p): p for m in made for p in m.nested}
@@ -158,7 +159,7 @@ def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> boo
     )
 
 
-def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value], *, pack: bool) -> _Made:
+def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value], *, pack: bool) -> _FixedCall:
     """A step that knows which of its inputs are constants; with `pack` it may hold copies of them."""
     if pack and (product := _product(step, known, env)) is not None:
         return _made(step, product)
@@ -198,7 +199,7 @@ def _product(step: ProgramStep, known: set[int], env: Sequence[Value]) -> Consta
     return ConstantProduct(rows, bias, step.call)
 
 
-def _calls(program: Program, made: Sequence[_Made], known: set[int]) -> tuple[Call, ...]:
+def _calls(program: Program, made: Sequence[_FixedCall], known: set[int]) -> tuple[Call, ...]:
     seen = {ABSENT, UNUSED, *program.out_slots, *known}
     calls: list[Call] = []
     for m in reversed(made):

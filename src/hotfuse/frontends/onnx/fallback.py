@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.load import function_from_proto
-from hotfuse.frontends.onnx.model import OnnxFunction, OnnxGraph, OnnxNode, PortType
+from hotfuse.frontends.onnx.model_file import OnnxFunction, OnnxGraph, OnnxNode, PortType
 from hotfuse.frontends.onnx.values import BY_CODE, elem_of, from_any, is_tensor, to_numpy
 
 COUNTS: Counter[str] = Counter()

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from hotfuse.base.errors import InputError, ModelError
-from hotfuse.frontends.onnx.compiler import Compiler
-from hotfuse.frontends.onnx.model import OnnxModel, Port
+from hotfuse.frontends.onnx.model_file import OnnxModel, Port
+from hotfuse.frontends.onnx.program_builder import Compiler
 from hotfuse.frontends.onnx.values import Value, from_any
 from hotfuse.machine.turnstile import UNMEASURED, Turnstile
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hotfuse.base.errors import ModelError
-from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.model_file import OnnxNode
 from hotfuse.machine.topology import topology
 
 _SHARE = 2

@@ -21,8 +21,8 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.frontends.onnx import schema
-from hotfuse.frontends.onnx.model import (
+from hotfuse.frontends.onnx import node_checks
+from hotfuse.frontends.onnx.model_file import (
     AttrRef,
     DeclaredDim,
     FunctionKey,
@@ -37,7 +37,7 @@ from hotfuse.frontends.onnx.model import (
 )
 from hotfuse.frontends.onnx.nibbles import widened
 from hotfuse.frontends.onnx.node_order import in_order
-from hotfuse.frontends.onnx.tensors import ExternalData, sparse_value, tensor_value
+from hotfuse.frontends.onnx.tensor_proto import ExternalData, sparse_value, tensor_value
 from hotfuse.frontends.onnx.values import Value
 
 MAX_DEPTH = 24
@@ -105,7 +105,7 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
     graph = widened(reader.graph(proto.graph, opsets, frozenset(), 0))
     for node in all_nodes(graph.nodes):
         if (node.domain, node.op, node.overload) not in functions:
-            schema.check(node, opsets[node.domain])
+            node_checks.check(node, opsets[node.domain])
     meta = ModelMeta(
         _lenient(proto.producer_name),
         _lenient(proto.producer_version),

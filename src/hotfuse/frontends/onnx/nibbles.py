@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from hotfuse.frontends.onnx.model import OnnxGraph
+from hotfuse.frontends.onnx.model_file import OnnxGraph
 from hotfuse.frontends.onnx.values import Value
 
 _WIDER = {np.dtype(ml_dtypes.int4): np.int8, np.dtype(ml_dtypes.uint4): np.uint8}

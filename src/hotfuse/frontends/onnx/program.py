@@ -16,8 +16,8 @@ import torch
 from hotfuse.base.errors import HotfuseError, ModelError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import fallback
-from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode
-from hotfuse.frontends.onnx.recording.runs import Call, ProgramRecording, ProgramRecordings
+from hotfuse.frontends.onnx.model_file import OnnxGraph, OnnxNode
+from hotfuse.frontends.onnx.recording.recorded_runs import Call, ProgramRecording, ProgramRecordings
 from hotfuse.frontends.onnx.registry import OpFn, Prepare
 from hotfuse.frontends.onnx.values import Value
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotfuse.frontends.onnx.model import PortType
+from hotfuse.frontends.onnx.model_file import PortType
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 Sequence_ = list[Any]

@@ -9,8 +9,8 @@ import numpy as np
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.hpm.compiled import columns as native
-from hotfuse.hpm.compiled import emit, fields, row_lookup
-from hotfuse.hpm.compiled.emit import REAL, FunctionWriter
+from hotfuse.hpm.compiled import fields, native_writer, row_lookup
+from hotfuse.hpm.compiled.native_writer import REAL, FunctionWriter
 from hotfuse.hpm.compiled.row_lookup import Words
 from hotfuse.hpm.compiled.row_sums import NODE_WIDTH, CandidateColumns
 from hotfuse.hpm.recompute_factor import MOVED, POINTWISE, PRODUCT
@@ -134,7 +134,7 @@ def _times(w: FunctionWriter, f: fields.Fields, nodes: str, many: str, panels: s
 @once
 def _counting_again() -> native.NativeFunction:
     f, a, n = row_lookup.known_fields(), native.ARRAY, native.NUMBER
-    return emit.compiled("again", [a, n, *[a] * 9], _again(f))
+    return native_writer.compiled("again", [a, n, *[a] * 9], _again(f))
 
 
 def again(ids: Words, table: Matrix, told: CandidateColumns, rows: Matrix) -> Words:

@@ -1,10 +1,10 @@
 """Where the rows of candidates' parts are, looked up natively for a batch: parts are known by identity, tilings by their numbers.
 
-places  nodes, inputs, params and outputs of each candidate, at its sizes -> rows of the book's tables
+places  nodes, inputs, params and outputs of each candidate, at its sizes -> rows of the cache's tables
 tilings a candidate's core and the extents of its anchor -> a row of the cache's tilings
 
-What is not found is left to the book, which asks objects in Python and puts what it learned here. All loops hold the interpreter
-lock and read objects that the candidates keep alive.
+What is not found is left to the row cache, which asks objects in Python and puts what it learned here. All loops hold the
+interpreter lock and read objects that the candidates keep alive.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
 from hotfuse.hpm.compiled import columns as native
-from hotfuse.hpm.compiled import emit, fields
-from hotfuse.hpm.compiled.emit import REAL, FunctionWriter, Number, Variable
+from hotfuse.hpm.compiled import fields, native_writer
+from hotfuse.hpm.compiled.native_writer import REAL, FunctionWriter, Number, Variable
 from hotfuse.hpm.work import COLUMN, NAMES, TILING, Candidate, Matrix
 
 Words = npt.NDArray[np.int64]
@@ -96,12 +96,12 @@ _ENTRIES = [native.ARRAY, native.NUMBER, native.ARRAY, native.NUMBER]
 
 @once
 def _put_pair() -> native.NativeFunction:
-    return emit.compiled("put", _ENTRIES, _put(2))
+    return native_writer.compiled("put", _ENTRIES, _put(2))
 
 
 @once
 def _put_tiling() -> native.NativeFunction:
-    return emit.compiled("put", _ENTRIES, _put(1 + len(ANCHOR)))
+    return native_writer.compiled("put", _ENTRIES, _put(1 + len(ANCHOR)))
 
 
 def _is(w: FunctionWriter, thing: str, sort: fields.Sort, fits: Variable) -> None:
@@ -173,18 +173,18 @@ def _placed(f: fields.Fields) -> Callable[[FunctionWriter], None]:
 @once
 def _checking() -> native.NativeFunction | None:
     f = fields.fields()
-    return emit.compiled("checked", [native.ARRAY, native.NUMBER, native.ARRAY], _checked(f)) if f is not None else None
+    return native_writer.compiled("checked", [native.ARRAY, native.NUMBER, native.ARRAY], _checked(f)) if f is not None else None
 
 
 @once
 def _counting() -> native.NativeFunction:
-    return emit.compiled("counted", [native.ARRAY, native.NUMBER, native.ARRAY], _counted(known_fields()))
+    return native_writer.compiled("counted", [native.ARRAY, native.NUMBER, native.ARRAY], _counted(known_fields()))
 
 
 @once
 def _placing() -> native.NativeFunction:
     f, a, n = known_fields(), native.ARRAY, native.NUMBER
-    return emit.compiled("placed", [a, n, a, a, n, a, a], _placed(f))
+    return native_writer.compiled("placed", [a, n, a, a, n, a, a], _placed(f))
 
 
 def identities(candidates: Sequence[Candidate]) -> Words | None:
@@ -251,7 +251,7 @@ def _cut(f: fields.Fields) -> Callable[[FunctionWriter], None]:
 @once
 def _cutting() -> native.NativeFunction:
     f, a, n = known_fields(), native.ARRAY, native.NUMBER
-    return emit.compiled("cut", [a, n, a, a, n, a, a, a, a], _cut(f))
+    return native_writer.compiled("cut", [a, n, a, a, n, a, a, a, a], _cut(f))
 
 
 def cut(ids: Words, table: Matrix, index: Words, tilings: Matrix, threads: Matrix) -> tuple[Matrix, Words]:

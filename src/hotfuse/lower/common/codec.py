@@ -19,8 +19,8 @@ from hotfuse.lower.common.lowered import (
     SymbolArgument,
 )
 from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
+from hotfuse.tile.compressed import header
 from hotfuse.tile.program import Kernel
-from hotfuse.tile.stored import header
 from hotfuse.tile.text import parse, show
 
 

@@ -14,7 +14,7 @@ from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Position, Space
+from hotfuse.lower.common.positions import ORIGIN, Position, Space
 from hotfuse.lower.common.steps import Apply, Definitions
 from hotfuse.lower.ops import expand
 from hotfuse.lower.ops.views import Alias, shape_of

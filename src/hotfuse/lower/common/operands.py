@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hotfuse.ir.graph import Node, Value
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position
 from hotfuse.lower.common.lowered import tensor_type
-from hotfuse.lower.common.values import Evaluator
+from hotfuse.lower.common.positions import Position
+from hotfuse.lower.common.tile_values import Evaluator
 from hotfuse.lower.ops.views import broadcast, shape_of
 from hotfuse.ops.schema import argument
 from hotfuse.tile.program import Tile

@@ -1,6 +1,6 @@
 """Where an element of a value comes from, one step back: memory, a view's source, an op's operands, one of several pieces.
 
-The evaluator (`lower.common.values`) writes instructions along these steps; planning (`lower.common.value_needs`,
+The evaluator (`lower.common.tile_values`) writes instructions along these steps; planning (`lower.common.value_needs`,
 `lower.common.landing`) only follows them.
 """
 
@@ -15,7 +15,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.algebra import add, at_most, not_negative, same, sub
 from hotfuse.lower.common.effort import effort
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
-from hotfuse.lower.common.index import Coord, Position, Space, SplitLoop, counters_in
+from hotfuse.lower.common.positions import Coord, Position, Space, SplitLoop, counters_in
 from hotfuse.lower.ops import expand
 from hotfuse.lower.ops.views import Alias, MaskedElement, Picked, Pieces, broadcast, is_move, move, shape_of
 

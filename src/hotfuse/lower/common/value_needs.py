@@ -12,7 +12,7 @@ from hotfuse.analysis.vector_loops import HEAVY
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Node, Value
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
-from hotfuse.lower.common.index import Position, Space, counters_in, counters_of
+from hotfuse.lower.common.positions import Position, Space, counters_in, counters_of
 from hotfuse.lower.common.steps import Apply, Definitions, Fold, Key, Load, choose
 from hotfuse.lower.ops.views import Alias, MaskedElement, Pick, Picked, Pieces
 from hotfuse.ops.table import packet

@@ -15,9 +15,9 @@ from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import product
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Coord, scaled, summed
 from hotfuse.lower.common.lowered import tensor_type
-from hotfuse.lower.common.values import Evaluator
+from hotfuse.lower.common.positions import ORIGIN, Coord, scaled, summed
+from hotfuse.lower.common.tile_values import Evaluator
 from hotfuse.lower.cpu.loop_nest import FoldPlan, ScanPlan
 from hotfuse.lower.ops.expand import FLOATS
 from hotfuse.lower.ops.views import shape_of

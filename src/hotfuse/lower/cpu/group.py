@@ -18,11 +18,11 @@ from hotfuse.ir.dims import sym, symbols
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources
 from hotfuse.ir.types import TensorType, dims_of
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
-from hotfuse.lower.common.index import Refine, Space, counters_of
+from hotfuse.lower.common.kernel_stages import beside, ordered
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
+from hotfuse.lower.common.positions import Refine, Space, counters_of
 from hotfuse.lower.common.recompute import read_often
-from hotfuse.lower.common.stages import beside, ordered
 from hotfuse.lower.common.steps import Definitions
 from hotfuse.lower.cpu.loop_nest import Goal, NestPlan, NestPlanner
 from hotfuse.lower.cpu.write import NestWriter

@@ -25,8 +25,8 @@ from hotfuse.ir.graph import Node, Value
 from hotfuse.ir.types import DType, bits
 from hotfuse.lower.common.algebra import add, mul, normal, same
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
-from hotfuse.lower.common.index import Coord, Position, Space, counters_of
 from hotfuse.lower.common.lowered import BufferView, KernelBuffers, tensor_type
+from hotfuse.lower.common.positions import Coord, Position, Space, counters_of
 from hotfuse.lower.common.steps import Definitions, Key
 from hotfuse.lower.common.value_needs import ValueTrace, scanned_dim, trace
 from hotfuse.lower.ops.views import shape_of

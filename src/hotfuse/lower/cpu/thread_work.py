@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hotfuse.ir.dims import Dim, expr, substitute, symbols
 from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
-from hotfuse.tile.rules import block_extents
+from hotfuse.tile.type_rules import block_extents
 
 WORK_PER_THREAD = 1 << 15
 """Vector operations that one more thread must have to do: some ten microseconds, about what waking it costs at worst."""

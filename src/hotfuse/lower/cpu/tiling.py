@@ -50,7 +50,8 @@ class Core:
     lean: bool = False
     """Whether weights may not be kept in a form that takes more memory than they do: the user asked for little memory."""
     threads: int = 1
-    """How many such cores calls have: kernels are right on any number, and divided evenly for this one (`lower.cpu.division`)."""
+    """How many such cores calls have: kernels are right on any number, and divided evenly for this one
+    (`lower.cpu.work_division`)."""
 
 
 def core_for(

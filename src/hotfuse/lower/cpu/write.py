@@ -15,11 +15,11 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Value
 from hotfuse.lower.common.algebra import add, at_most, mul, sub
-from hotfuse.lower.common.index import Coord, Position, counters_of
 from hotfuse.lower.common.lowered import BufferView, KernelBuffers, tensor_type
+from hotfuse.lower.common.positions import Coord, Position, counters_of
 from hotfuse.lower.common.steps import Definitions
+from hotfuse.lower.common.tile_values import Evaluator, TileAxis
 from hotfuse.lower.common.value_needs import trace
-from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.cpu import folds
 from hotfuse.lower.cpu.loop_nest import FoldPlan, NestPhase, NestPlan
 from hotfuse.tile.program import LoopKind, Tile

@@ -1,7 +1,7 @@
 """Lowering for GPUs: a group of graph nodes becomes one tile kernel whose parallel loops are a grid of programs.
 
-The same evaluator (`lower.common.values`) writes what a value is at a place; what differs from `lower.cpu` is the structure: large
-tiles whose extents are powers of 2, one program for each, no packed weights, no memory between stages. Sizes are numbers.
+The same evaluator (`lower.common.tile_values`) writes what a value is at a place; what differs from `lower.cpu` is the structure:
+large tiles whose extents are powers of 2, one program for each, no packed weights, no memory between stages. Sizes are numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hotfuse.lower.common.recognize_gelu import recognized
 from hotfuse.lower.gpu.attention import attention_tilings, lower_attention
 from hotfuse.lower.gpu.gemm import gemm_tilings, lower_products
 from hotfuse.lower.gpu.packed_attention import lower_packed_attention, packed_attention_tilings
-from hotfuse.lower.gpu.rows import lower_rows, row_tilings
+from hotfuse.lower.gpu.row_kernels import lower_rows, row_tilings
 from hotfuse.lower.gpu.tiling import GpuTiling
 from hotfuse.ops.table import packet
 

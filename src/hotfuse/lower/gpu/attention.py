@@ -21,11 +21,11 @@ from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.attention_node import AttentionNode, attention_node, four
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Coord, Position, Space, counters_of, scaled, summed
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
+from hotfuse.lower.common.positions import ORIGIN, Coord, Position, Space, counters_of, scaled, summed
 from hotfuse.lower.common.steps import Definitions
-from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.common.tile_values import Evaluator, TileAxis
 from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, left_over, numbers, power_of_2, write_in_finer_loops
 from hotfuse.lower.ops.views import broadcast, shape_of
 from hotfuse.tile.build import KernelBuilder, remaining

@@ -24,13 +24,13 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands
 from hotfuse.lower.common.between import SUMS, Between, between, is_product
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Position, Space, counters_of
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
+from hotfuse.lower.common.positions import ORIGIN, Position, Space, counters_of
 from hotfuse.lower.common.steps import Definitions
-from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.common.tile_values import Evaluator, TileAxis
 from hotfuse.lower.gpu.folded_norm import BlockOutput, FoldedNorms, row_moments, store_blocks, unfolded
-from hotfuse.lower.gpu.rows import flattened, whole_strides
+from hotfuse.lower.gpu.row_kernels import flattened, whole_strides
 from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, left_over, numbers, power_of_2, write_in_finer_loops
 from hotfuse.lower.ops.views import broadcast, shape_of
 from hotfuse.tile.build import KernelBuilder

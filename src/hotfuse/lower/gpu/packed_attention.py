@@ -20,9 +20,9 @@ from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.attention_node import AttentionNode
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Space, scaled, summed
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
-from hotfuse.lower.common.values import TileAxis
+from hotfuse.lower.common.positions import Space, scaled, summed
+from hotfuse.lower.common.tile_values import TileAxis
 from hotfuse.lower.gpu.attention import LARGE, MAX_WIDTH, TYPES, AttentionSizes, AttentionWriter
 from hotfuse.lower.gpu.tiling import MIN_OPERAND_EXTENT, GpuTiling, numbers, power_of_2, write_in_finer_loops
 from hotfuse.lower.ops.views import shape_of

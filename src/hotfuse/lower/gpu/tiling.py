@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Space, in_finer_loops
+from hotfuse.lower.common.positions import Space, in_finer_loops
 from hotfuse.tile.build import KernelBuilder, remaining
 
 TRIES = 16

@@ -24,7 +24,7 @@ from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Node, Value, values_in
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Coord, Position
+from hotfuse.lower.common.positions import Coord, Position
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.ops.torch_dtypes import dtype_of, torch_dtype
@@ -50,7 +50,7 @@ class Computes(StrEnum):
 
 
 class ElementContext(Protocol):
-    """Where a row's elements are computed: the evaluator of values (`lower.common.values`) is one."""
+    """Where a row's elements are computed: the evaluator of values (`lower.common.tile_values`) is one."""
 
     @property
     def builder(self) -> KernelBuilder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Coord, shifted
+from hotfuse.lower.common.positions import Coord, shifted
 from hotfuse.lower.ops.expand import FLOATS, Computes, Expansion, expands, literal
 from hotfuse.lower.ops.views import size
 from hotfuse.tile.program import Tile

@@ -12,7 +12,7 @@ from __future__ import annotations
 from hotfuse.ir.graph import Arg, Node, Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Coord
+from hotfuse.lower.common.positions import ORIGIN, Coord
 from hotfuse.lower.ops.views import Alias, Move, Moved, Pick, Picked, broadcast, moves, shape_of, tensor
 
 _INDEXES = (DType.I64, DType.I32)

@@ -7,7 +7,7 @@ from hotfuse.ir.graph import Arg, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.algebra import add, mul, normal, not_negative, same, sub
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Coord, scaled, shifted, summed
+from hotfuse.lower.common.positions import ORIGIN, Coord, scaled, shifted, summed
 from hotfuse.lower.ops.views import Alias, ConcatPart, Move, Moved, Pieces, broadcast, moves, shape_of, size, tensor
 from hotfuse.ops.movement import RESHAPES
 

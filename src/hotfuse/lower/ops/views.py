@@ -17,7 +17,7 @@ from hotfuse.ir.graph import Arg, Node, Value
 from hotfuse.ir.types import ScalarKind, ScalarType, TensorType
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Coord, Position, Space
+from hotfuse.lower.common.positions import ORIGIN, Coord, Position, Space
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 

@@ -16,7 +16,7 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Node
 from hotfuse.lower.common.algebra import add, mul, not_negative, sub
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Coord, as_dim, scaled, shifted, summed
+from hotfuse.lower.common.positions import Coord, as_dim, scaled, shifted, summed
 from hotfuse.lower.ops.views import Alias, ConcatPart, MaskedElement, Move, Moved, Pieces, moves, shape_of, size, tensor
 
 

@@ -17,8 +17,8 @@ from hotfuse.ir.graph import Kind, Node, Value
 from hotfuse.ir.types import Layout, ScalarType, TensorType
 from hotfuse.lower.common.algebra import add, mul, product, same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Refine, Space, Split, counters_in
 from hotfuse.lower.common.lowered import dense_strides
+from hotfuse.lower.common.positions import Position, Refine, Space, Split, counters_in
 from hotfuse.lower.ops.views import Alias, is_move, move, shape_of
 from hotfuse.ops.table import packet
 

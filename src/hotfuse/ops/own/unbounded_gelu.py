@@ -7,8 +7,8 @@ From some ten on gelu(x) is x to the last bit; torch's own scalar code, float64,
 vector code of processors, which calls with more than one element take, multiplies first. One look at the largest number tells
 whether there is anything to mend; it costs about a tenth of the function.
 
-It is for ONNX files before their graph is captured. A captured graph has torch's operator, whoever wrote the model: what torch
-gives is right for a module, whose own code gives the same.
+It is for ONNX files before their graph is captured. A captured graph has torch's operator, of a module or of a
+file: what torch gives is right for a module, whose own code gives the same.
 """
 
 from __future__ import annotations

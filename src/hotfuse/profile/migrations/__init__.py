@@ -1,1 +1,1 @@
-"""Alembic's way through the steps of `profile.schema`, for PostgreSQL: one revision a step."""
+"""Alembic's way through the steps of `profile.store_schema`, for PostgreSQL: one revision a step."""

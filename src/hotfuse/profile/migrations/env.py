@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from hotfuse.profile.schema import metadata
+from hotfuse.profile.store_schema import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
 with context.begin_transaction():

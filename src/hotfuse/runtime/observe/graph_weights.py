@@ -17,7 +17,7 @@ from hotfuse.profile.traffic import MeasuredPiece
 
 MOST_KEPT = 96
 """Partitions whose times are kept, of all plans of a graph: twice as many as are told of one."""
-ENOUGH = 8
+MIN_SAMPLES = 8
 """Samples without which a weight is not planned by once more."""
 
 PieceKey = tuple[str, tuple[tuple[str, int], ...], bool]
@@ -60,7 +60,7 @@ class GraphWeights:
 
     def steady(self) -> bool:
         """Whether the plan that serves was seen often enough to be planned by."""
-        return bool(self.serving) and min(p.n for p in self.serving) >= ENOUGH
+        return bool(self.serving) and min(p.n for p in self.serving) >= MIN_SAMPLES
 
     def moved(self, planned_by: Sequence[MeasuredPiece]) -> float:
         """The part of the serving plan's time that lies elsewhere than what it was planned by says: 0 to 1. What was not measured

@@ -18,9 +18,9 @@ from hotfuse.profile.records import Flag
 from hotfuse.runtime.observe.call_notes import SampledCall
 from hotfuse.runtime.observe.points import Point
 from hotfuse.runtime.plan import Plan
+from hotfuse.tile.compressed import StoredKernels
 from hotfuse.tile.instrument import FLOATS, ranges
 from hotfuse.tile.probe_kernels import DTYPES
-from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:
     from hotfuse.backends.protocol import LoadedKernel

@@ -25,7 +25,7 @@ from hotfuse.runtime.observe.partition_cost import UNKNOWN, known, partition_cos
 from hotfuse.runtime.observe.points import choose
 from hotfuse.runtime.observe.wrapped import Wrapped
 from hotfuse.runtime.plan import Plan
-from hotfuse.tile.stored import StoredKernels
+from hotfuse.tile.compressed import StoredKernels
 
 if TYPE_CHECKING:
     from hotfuse.backends.protocol import LoadedKernel

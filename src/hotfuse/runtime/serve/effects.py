@@ -19,16 +19,16 @@ from typing import Any
 import torch
 
 from hotfuse.analysis.growth import grown_results
+from hotfuse.base.changed_arguments import changes_nothing, contents, finish, take_after
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.raw_bytes import raw_bytes
-from hotfuse.base.state import changes_nothing, contents, finish, take_after
 from hotfuse.base.structure import Spec, Taken, take_call
 from hotfuse.frontends.captured import Captured, DeadDraw, Warned
 from hotfuse.runtime.samples import snapshot
 from hotfuse.runtime.serve.kept_memory import kept_by_static_caches
-from hotfuse.runtime.tierup.verify import COPIED_BYTES
+from hotfuse.runtime.tierup.agreement import COPIED_BYTES
 
 MAX_COMPARED = 1 << 16
 """Elements of a tensor that is compared by what it holds besides its version: running statistics have fewer."""

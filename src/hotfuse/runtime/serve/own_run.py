@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from hotfuse.backends.protocol import RecordingDevice, Replay
+from hotfuse.base.changed_arguments import SAME, contents, refers_to_arguments, take_after
 from hotfuse.base.errors import CaptureError, HotfuseError, RecordingError, WrittenInput
 from hotfuse.base.events import Why
-from hotfuse.base.state import SAME, contents, refers_to_arguments, take_after
 from hotfuse.base.structure import Spec, StructureBuilder, Taken, builder
 from hotfuse.frontends.side_effects import observed
 from hotfuse.machine.device_stream import unnoticed
 from hotfuse.runtime.serve.effects import Before, same_bits
 from hotfuse.runtime.serve.own_effects import casting_again, contents_of, random_states, refuse_effects
 from hotfuse.runtime.serve.own_kinds import OwnCall, Rebuild, is_count
-from hotfuse.runtime.tierup.verify import disagreement
+from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 

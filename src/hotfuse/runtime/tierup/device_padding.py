@@ -29,9 +29,9 @@ from hotfuse.runtime.serve.device_packing import (
     usual_capacity,
 )
 from hotfuse.runtime.serve.packing import MaskPacker
+from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.runtime.tierup.packing_share import break_even_share
-from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.specialize.shapes import at_sizes
 from hotfuse.specialize.table import PADDING, AttemptKey
 

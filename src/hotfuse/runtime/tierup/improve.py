@@ -73,7 +73,7 @@ MACHINE = frozenset({"threads", "cores", "speed", "callers"})
 """What decides how fast a plan is, whatever it computes."""
 
 
-SPECIALIZING = "hotfuse.runtime.tierup.rows"
+SPECIALIZING = "hotfuse.runtime.tierup.proposals"
 """What calls need once tier 1 serves: imported by a background job behind the one that makes it."""
 
 
@@ -236,7 +236,7 @@ class Improver:
         def propose() -> Attempt | None:
             if not attends(entry.baseline.graph):  # what follows imports much, while nothing is compiled yet
                 return tier1()
-            from hotfuse.runtime.tierup.rows import packs
+            from hotfuse.runtime.tierup.proposals import packs
             from hotfuse.runtime.tierup.tier2 import packed_first
 
             if packs(self._context, entry):
@@ -264,7 +264,7 @@ class Improver:
         if entry.symbols and not static_caches:
             self._consider_rows(site, entry, (SIZES,))
         elif (key := _device_kernels_due(entry)) is not None:
-            from hotfuse.runtime.tierup.rows import packs_later
+            from hotfuse.runtime.tierup.proposals import packs_later
             from hotfuse.runtime.tierup.tier2 import with_device_kernels
 
             if not static_caches and packs_later(self._context, entry):
@@ -294,7 +294,7 @@ class Improver:
         """Whether a specialization of these rows was begun: of those proposed, the one that is expected to save most."""
         if not self._specializes:
             return False
-        from hotfuse.runtime.tierup.rows import LEAST_VALUE, proposals
+        from hotfuse.runtime.tierup.proposals import LEAST_VALUE, proposals
 
         proposed = proposals(self._context, site, entry, self._history.outcomes, rows)
         if proposed and self._recalls_races():

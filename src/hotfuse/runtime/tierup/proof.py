@@ -29,8 +29,8 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.retype import widened
 from hotfuse.machine.device_clock import clock_of
 from hotfuse.machine.device_stream import in_own_stream
+from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.lull import Computing
-from hotfuse.runtime.tierup.verify import disagreement
 
 MIN_PROVEN, PROOF_S = 2, 2.0
 """Calls that a plan is proven on however long they take; it goes on with others until so many seconds are over. Calls of a second

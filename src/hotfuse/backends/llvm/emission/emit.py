@@ -13,21 +13,21 @@ from collections.abc import Callable, Sequence
 from hotfuse.backends.llvm.emission import matrix_unit, scattered
 from hotfuse.backends.llvm.emission.arith import ARITHMETIC, TESTS, emit_map, emit_select, integer_power
 from hotfuse.backends.llvm.emission.code import Fn, Module, Val
-from hotfuse.backends.llvm.emission.control import emit_loop, emit_when, uses
 from hotfuse.backends.llvm.emission.convert import emit_bitcast, emit_cast
 from hotfuse.backends.llvm.emission.functions import FUNCTIONS
 from hotfuse.backends.llvm.emission.memory import emit_load, emit_store
 from hotfuse.backends.llvm.emission.reduce import emit_arg, emit_mma, emit_reduce, emit_scan
 from hotfuse.backends.llvm.emission.require import emit_require
-from hotfuse.backends.llvm.emission.shape import MOVES
 from hotfuse.backends.llvm.emission.state import FunctionState
+from hotfuse.backends.llvm.emission.statements import emit_loop, emit_when, uses
+from hotfuse.backends.llvm.emission.tile_shapes import MOVES
 from hotfuse.backends.llvm.runs.symbols import symbol
 from hotfuse.backends.llvm.threads.team import emit_team, is_for_team
 from hotfuse.base.errors import InternalError
 from hotfuse.lower.cpu import scratch
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import OWN, BufferKind, Instr, Kernel, Loop, Stmt, When
-from hotfuse.tile.rules import BLOCK_OP
+from hotfuse.tile.type_rules import BLOCK_OP
 
 Emission = Callable[[FunctionState, Instr], Val | None]
 

@@ -23,7 +23,7 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.tile.isa import attributes
 from hotfuse.tile.program import Instr, Kernel, TileAccess
-from hotfuse.tile.rules import BLOCK_COLUMNS, BLOCK_OP, BLOCK_STEPS, block_extents
+from hotfuse.tile.type_rules import BLOCK_COLUMNS, BLOCK_OP, BLOCK_STEPS, block_extents
 
 MARK = "llvm.x86.tdpbf16ps"
 """What multiplies tiles, as generated code spells it."""

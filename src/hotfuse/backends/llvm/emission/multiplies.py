@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hotfuse.backends.llvm.emission import matrix_unit
-from hotfuse.backends.llvm.emission.control import uses
+from hotfuse.backends.llvm.emission.statements import uses
 from hotfuse.ir.types import DType
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import Kernel

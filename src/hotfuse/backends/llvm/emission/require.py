@@ -5,7 +5,7 @@ from __future__ import annotations
 from hotfuse.backends.llvm.emission import convert
 from hotfuse.backends.llvm.emission.code import lane_mask, vec
 from hotfuse.backends.llvm.emission.state import FunctionState
-from hotfuse.backends.llvm.runs.faults import SYMBOL
+from hotfuse.backends.llvm.runs.kernel_faults import SYMBOL
 from hotfuse.ir.types import DType
 from hotfuse.tile.program import Instr
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from hotfuse.backends.llvm.runs import faults
+from hotfuse.backends.llvm.runs import kernel_faults
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.base.once import once
 from hotfuse.lower.cpu.scratch import LINE, Scratch
 from hotfuse.native.function import python_symbols, word_function
 from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.toolchain import helper_object
+from hotfuse.tile.compressed import header
 from hotfuse.tile.program import OWN, Kernel
-from hotfuse.tile.stored import header
 
 _STUB = """
 declare ptr @PyLong_AsVoidPtr(ptr)
@@ -104,7 +104,7 @@ class NativeKernel:
         self._buffers = [b for b in kernel.buffers if b.kind not in OWN]
         self._scratch = scratch
         self.address = loaded.address(name)
-        self.enter = faults.guarded(kernel, entry(loaded, name, len(self._buffers) + 1, len(kernel.sizes) + 1))
+        self.enter = kernel_faults.guarded(kernel, entry(loaded, name, len(self._buffers) + 1, len(kernel.sizes) + 1))
         """Raw call: one address per buffer, the arena's address, one number per size, the number of threads."""
 
     @property

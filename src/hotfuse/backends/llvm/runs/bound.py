@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.runs.group import glue
+from hotfuse.backends.llvm.runs.kernel_call import glue
 from hotfuse.backends.protocol import BoundKernel
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import Graph

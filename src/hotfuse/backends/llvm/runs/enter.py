@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm.runs.entry import (
+from hotfuse.backends.llvm.runs.run_entry import (
     AT_ALLOCATED,
     AT_APPENDED,
     AT_ARENAS,

@@ -6,7 +6,7 @@ What that costs is known only where it happens, so every run keeps some words (`
 
     HOT, HOT_ALONE     a call soon after a team was busy (its threads are awake): with the team, and on one thread
     COLD, COLD_ALONE   a call after a pause: with the team, which has to be woken, and on one thread
-    LEAST              the quickest call with an awake team
+    QUICKEST              the quickest call with an awake team
 
 A kind of calls takes what was quicker, and tries the other again: a quarter of all calls so far later while there were few (one
 time says little on a busy machine), in the end after `RETRY` calls times how much longer it took, which costs under a hundredth.
@@ -15,8 +15,8 @@ A run that takes `LONG_NS` or more is another matter. Waking its threads is no p
 one in a row; its newest time says all; one thread is tried rarely from the beginning, since that costs as much as a team saves, and
 where one thread won the team is tried again soon.
 
-One thread is tried only within a bound: it cannot take longer than LEAST times the threads, and that must be at most twice what the
-team takes now. On a quiet machine with many threads nothing is ever tried; there is nothing to gain. A team that is woken where
+One thread is tried only within a bound: it cannot take longer than QUICKEST times the threads, and that must be at most twice what
+the team takes now. On a quiet machine with many threads nothing is ever tried; there is nothing to gain. A team that is woken where
 calls in a row had been given to one thread makes the run forget HOT: the calls behind it find out anew.
 
 Times are averages that forget: a quarter of the weight is the newest call's, which counts for at most twice the average. Some ten
@@ -35,7 +35,7 @@ from hotfuse.backends.protocol import TeamTimes
 
 HOT, COLD, COLD_ALONE, HOT_ALONE = range(4)
 """How a call ran; also the word that its time goes to. From `COLD_ALONE` on it had one thread."""
-COLD_CALLS, _COLD_TRIED, HOT_CALLS, _HOT_TRIED, LEAST = range(4, 9)
+COLD_CALLS, _COLD_TRIED, HOT_CALLS, _HOT_TRIED, QUICKEST = range(4, 9)
 """Calls of either kind, each followed by the number of the call that last tried the slower way."""
 _LOST, WOKEN = 9, 10
 """What calls in a row lost on one thread since the last pause, in ns; and how often a team was woken for that."""
@@ -163,7 +163,7 @@ look:
   %began.at = getelementptr i8, ptr %team, i64 {began_at}
   %now = call i64 @clock()
   store i64 %now, ptr %began.at
-{word("least", LEAST)}
+{word("least", QUICKEST)}
   %last = load atomic i64, ptr @ended monotonic, align 8
   %since = sub i64 %now, %last
   %paused = icmp sgt i64 %since, {PAUSE_NS}
@@ -281,7 +281,7 @@ awake:
   %hot = icmp eq i64 %mode, {HOT}
   br i1 %hot, label %compare, label %done
 compare:
-{word("least", LEAST)}
+{word("least", QUICKEST)}
   %new = icmp eq i64 %least, 0
   %lower = icmp slt i64 %took, %least
   %lowest = or i1 %new, %lower

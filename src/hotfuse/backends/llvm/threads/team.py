@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from hotfuse.backends.llvm.emission.code import Module
-from hotfuse.backends.llvm.emission.control import Block, bounds, emit_when, launch, on_stack, part, serial, slot
 from hotfuse.backends.llvm.emission.state import FunctionState
+from hotfuse.backends.llvm.emission.statements import Block, bounds, emit_when, launch, on_stack, part, serial, slot
 from hotfuse.backends.llvm.threads import fork_join
 from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.lower.cpu import thread_work

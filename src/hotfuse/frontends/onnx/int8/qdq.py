@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx import limits
+from hotfuse.frontends.onnx.int8.byte_tables import POINTWISE, tables
 from hotfuse.frontends.onnx.int8.float_ends import float_ends
 from hotfuse.frontends.onnx.int8.pairs import rounded_floats
 from hotfuse.frontends.onnx.int8.quantized_steps import (
@@ -33,7 +34,6 @@ from hotfuse.frontends.onnx.int8.quantized_steps import (
 )
 from hotfuse.frontends.onnx.int8.storage import LIMITS, available
 from hotfuse.frontends.onnx.int8.sums import sums_of_bytes
-from hotfuse.frontends.onnx.int8.tables import POINTWISE, tables
 from hotfuse.frontends.onnx.program import NodeCtx, ProgramStep
 from hotfuse.frontends.onnx.registry import VARIES, find
 from hotfuse.frontends.onnx.values import Value

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from hotfuse.frontends.onnx.constant_folding import RANDOM
-from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.model_file import OnnxNode
 from hotfuse.frontends.onnx.program import ABSENT, CallSource, Program, ProgramStep
 from hotfuse.frontends.onnx.recording.bound_calls import RESHAPED, FirstInput, bound
-from hotfuse.frontends.onnx.recording.runs import Call, ProgramRecording
+from hotfuse.frontends.onnx.recording.recorded_runs import Call, ProgramRecording
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import truth
 

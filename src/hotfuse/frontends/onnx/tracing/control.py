@@ -20,10 +20,10 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.leaf import UNKNOWN, ControlLeaf, Leaf
 from hotfuse.frontends.onnx import control, leaves
-from hotfuse.frontends.onnx.model import OnnxGraph
+from hotfuse.frontends.onnx.model_file import OnnxGraph
 from hotfuse.frontends.onnx.tracing import shape_algebra
 from hotfuse.frontends.onnx.tracing.level import Opaque, TracedLevel, drop_unused, order_placeholders
-from hotfuse.frontends.onnx.tracing.walk import run
+from hotfuse.frontends.onnx.tracing.node_walk import run
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import run_map
 

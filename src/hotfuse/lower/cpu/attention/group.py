@@ -3,7 +3,7 @@
     q, k, v = transpose(view(x, [B, S, H, D]), 1, 2) of projections        read in place
     out = reshape(transpose(attention, 1, 2), [B, S, H * D])               written in place
 
-Views before and after are steps through memory (`lower.cpu.attention.views`). A group that does anything else to an operand
+Views before and after are steps through memory (`lower.cpu.attention.operand_views`). A group that does anything else to an operand
 cannot be lowered here. Attention that is spelled out as products and a softmax (`analysis.attention`) is the same kernel.
 """
 
@@ -22,8 +22,8 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.cpu.attention.attention_job import CAUSAL, HALVES, MAX_WIDTH, AffineIndex, Attention, Mask
 from hotfuse.lower.cpu.attention.attention_kernel import attend
+from hotfuse.lower.cpu.attention.operand_views import Views, one_wide
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose, shared
-from hotfuse.lower.cpu.attention.views import Views, one_wide
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.tile.build import KernelBuilder

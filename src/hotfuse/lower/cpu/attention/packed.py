@@ -26,8 +26,8 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.cpu.attention.attention_job import F32, HALVES, MAX_WIDTH, Attention, AttentionView, Band, Mask
 from hotfuse.lower.cpu.attention.attention_kernel import Panel, apart
+from hotfuse.lower.cpu.attention.operand_views import Four, Views, one_wide
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose
-from hotfuse.lower.cpu.attention.views import Four, Views, one_wide
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument

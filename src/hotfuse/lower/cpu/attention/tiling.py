@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
-from hotfuse.lower.cpu import division
+from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.tiling import Core
 
 MAX_KEY_ROWS = 16
@@ -71,7 +71,7 @@ def shared(t: AttentionTiling, lines: Dim, queries: Dim, threads: int) -> Attent
     def longest(vectors: int) -> float:
         tasks = heads * -(-queries // (t.lanes * vectors))
         used = min(vectors, -(-queries // t.lanes))
-        return division.rounds(tasks, threads) * used * (1 + NARROWER * (t.vectors / vectors - 1))
+        return work_division.rounds(tasks, threads) * used * (1 + NARROWER * (t.vectors / vectors - 1))
 
     widths = [t.vectors >> n for n in range(t.vectors.bit_length())]
     return replace(t, vectors=min(widths, key=longest))

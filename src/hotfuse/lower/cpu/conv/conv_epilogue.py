@@ -16,10 +16,10 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Space, counters_of, scaled, shifted
 from hotfuse.lower.common.lowered import KernelBuffers, dense_strides, tensor_type
+from hotfuse.lower.common.positions import Position, Space, counters_of, scaled, shifted
 from hotfuse.lower.common.steps import Apply, Definitions
-from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.common.tile_values import Evaluator, TileAxis
 from hotfuse.lower.ops.quotients import parts_of_reciprocal
 from hotfuse.lower.ops.views import Alias, shape_of
 from hotfuse.ops.table import packet

@@ -21,9 +21,9 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul
-from hotfuse.lower.cpu import division
+from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish, RowPosition
-from hotfuse.lower.cpu.conv.rows import ConvTask, OutputRow, along, over_window, rows, start, step_of
+from hotfuse.lower.cpu.conv.output_rows import ConvTask, OutputRow, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.shape import Block, PixelSpan, Segment, strips
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.lower.cpu.tiling import Core, GemmTiling
@@ -81,7 +81,7 @@ class _Dense:
 
     def _parts(self, task: ConvTask) -> Dim:
         """Groups of rows: as many as keep their inputs in cache, more when there are few panels to share among threads."""
-        return division.parts(task.rows, self.panels, self.tiling.threads, expr("ceildiv", task.rows, self.fit))
+        return work_division.parts(task.rows, self.panels, self.tiling.threads, expr("ceildiv", task.rows, self.fit))
 
     def _span(self, task: ConvTask) -> int:
         if not task.columns.static or not isinstance(task.rows, int) or not isinstance(self.parts, int):

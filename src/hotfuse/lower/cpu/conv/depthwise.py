@@ -18,9 +18,9 @@ from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul
-from hotfuse.lower.cpu import division
+from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish, RowPosition
-from hotfuse.lower.cpu.conv.rows import ConvTask, OutputRow, along, over_window, rows, start, step_of
+from hotfuse.lower.cpu.conv.output_rows import ConvTask, OutputRow, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.shape import Block
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -61,7 +61,7 @@ class _Own:
         finish.make_room(width * self.panels)
         self.scratch = finish.room_for_sums(self.most, width, RowPosition({}, task.row.dim))
         with contextlib.ExitStack() as scope:
-            parts = scope.enter_context(let(b, "parts", division.parts(task.rows, 1, self.threads)))
+            parts = scope.enter_context(let(b, "parts", work_division.parts(task.rows, 1, self.threads)))
             pieces = self._pieces()
             part = scope.enter_context(b.parallel("task", expr("*", parts, pieces))).var
             if pieces > 1:
@@ -86,10 +86,10 @@ class _Own:
     def _pieces(self) -> int:
         """Into how many pieces panels are cut where there are not enough rows."""
         rows, threads = self.task.rows, self.threads
-        if threads <= 2 or not isinstance(rows, int) or rows < 1 or division.balance(rows, threads) >= _EVEN_ROWS:
+        if threads <= 2 or not isinstance(rows, int) or rows < 1 or work_division.balance(rows, threads) >= _EVEN_ROWS:
             return 1
         most = range(1, max(1, min(self.panels, threads)) + 1)
-        return max(most, key=lambda n: (min(division.balance(rows * n, threads), division.EVEN), -n))
+        return max(most, key=lambda n: (min(work_division.balance(rows * n, threads), work_division.EVEN), -n))
 
     def _rows(self, lo: Dim, hi: Dim, block: Block, pixel: Dim) -> None:
         """A block of all rows."""

@@ -37,8 +37,8 @@ from hotfuse.lower.cpu.conv.conv_epilogue import Finish, RowPosition, without_di
 from hotfuse.lower.cpu.conv.dense_kernel import Groups, dense
 from hotfuse.lower.cpu.conv.depthwise import depthwise
 from hotfuse.lower.cpu.conv.int8 import lower_bytes
+from hotfuse.lower.cpu.conv.output_rows import ConvTask, SpatialDim
 from hotfuse.lower.cpu.conv.read import Convolution, ConvPhase, the_convolution
-from hotfuse.lower.cpu.conv.rows import ConvTask, SpatialDim
 from hotfuse.lower.cpu.gemm import gemm
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import is_move, shape_of

@@ -28,16 +28,16 @@ from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.algebra import add, mul, product
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position
 from hotfuse.lower.common.lowered import BufferView, KernelBuffers, Lowered, PackArgument, tensor_type
 from hotfuse.lower.common.pack import BYTE_GROUP, WORD_GROUP, PackSource, PackSpec, WeightOrder
+from hotfuse.lower.common.positions import Position
 from hotfuse.lower.common.quant import MAX_K, Scaling, corrected, scaled
-from hotfuse.lower.common.values import Evaluator
-from hotfuse.lower.cpu import division
+from hotfuse.lower.common.tile_values import Evaluator
+from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish
+from hotfuse.lower.cpu.conv.output_rows import ConvTask, OutputRow, SpatialDim, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.read import Convolution, the_convolution
-from hotfuse.lower.cpu.conv.rows import ConvTask, OutputRow, SpatialDim, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.shape import Axis, Block
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.lower.cpu.tiling import Core
@@ -223,7 +223,7 @@ class _Bytes:
         task = self._task(images)
         finish.make_room(spec.nr)
         with contextlib.ExitStack() as scope:
-            parts = scope.enter_context(let(b, "parts", division.parts(task.rows, spec.panels, self.core.threads)))
+            parts = scope.enter_context(let(b, "parts", work_division.parts(task.rows, spec.panels, self.core.threads)))
             at = scope.enter_context(b.parallel("task", expr("*", parts, spec.panels))).var
             panel = scope.enter_context(let(b, "panel", expr("%", at, spec.panels)))
             part = scope.enter_context(let(b, "part", expr("//", at, spec.panels)))

@@ -25,10 +25,10 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul
 from hotfuse.lower.common.winograd import Matrix, Scheme, schemes
-from hotfuse.lower.cpu import division
+from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish, RowPosition
 from hotfuse.lower.cpu.conv.matrix_sums import combined, shared, used
-from hotfuse.lower.cpu.conv.rows import ConvTask
+from hotfuse.lower.cpu.conv.output_rows import ConvTask
 from hotfuse.lower.cpu.conv.shape import Axis, choose
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.lower.cpu.tiling import Core, GemmTiling, balance
@@ -157,7 +157,8 @@ def _shared(core: Core, how: WinogradTiling, tiles: int, inputs: int, panels: in
 
     def longest(blocks: int, groups: int) -> float:
         high, wide = -(-tiles // blocks), -(-panels // groups)
-        return division.rounds(blocks * groups, core.threads) * (high * into + wide * (max(high, _LEAST_ROWS) * each + weights))
+        one = high * into + wide * (max(high, _LEAST_ROWS) * each + weights)
+        return work_division.rounds(blocks * groups, core.threads) * one
 
     most = max(least, min(tiles, 4 * core.threads))
     spatial_phases = [(b, 1 << g) for b in range(least, most + 1) for g in range(panels.bit_length())]

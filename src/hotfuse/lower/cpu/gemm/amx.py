@@ -18,12 +18,12 @@ from dataclasses import replace
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.cpu import division
+from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.gemm.gemm import Finish, FinishedTile, let
 from hotfuse.lower.cpu.tiling import Core, GemmTiling
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer
-from hotfuse.tile.rules import BLOCK_STEPS
+from hotfuse.tile.type_rules import BLOCK_STEPS
 
 COLUMNS = 32
 _TILE = 16
@@ -75,7 +75,7 @@ def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: BlockTilin
     sums = b.scratch("sums", DType.F32, (rows, COLUMNS))
     with contextlib.ExitStack() as scope:
         count = scope.enter_context(let(b, "blocks", expr("ceildiv", m, rows)))
-        share = expr("max", expr("ceildiv", count, how.group), division.groups(many, threads))
+        share = expr("max", expr("ceildiv", count, how.group), work_division.groups(many, threads))
         groups = scope.enter_context(let(b, "groups", expr("min", count, share)))
         task = scope.enter_context(b.parallel("task", expr("*", groups, many))).var
         panel = scope.enter_context(let(b, "panel", expr("%", task, many)))

@@ -23,11 +23,11 @@ from hotfuse.lower.common.algebra import mul, product, same, sub
 from hotfuse.lower.common.between import SUMS, Between, between, is_product
 from hotfuse.lower.common.bounds import at_most
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Space, in_finer_loops
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
+from hotfuse.lower.common.positions import Position, Space, in_finer_loops
 from hotfuse.lower.common.steps import Definitions
+from hotfuse.lower.common.tile_values import Evaluator, TileAxis
 from hotfuse.lower.common.value_needs import trace
-from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
 from hotfuse.lower.cpu.tiling import Core, GemmTiling, choose

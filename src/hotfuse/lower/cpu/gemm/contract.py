@@ -20,7 +20,6 @@ from hotfuse.ir.types import ROW_MAJOR, DType
 from hotfuse.lower.common import operands
 from hotfuse.lower.common.algebra import mul, product, same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Space
 from hotfuse.lower.common.lowered import (
     BufferArgument,
     KernelBuffers,
@@ -32,9 +31,10 @@ from hotfuse.lower.common.lowered import (
     tensor_type,
 )
 from hotfuse.lower.common.pack import PackSource, PackSpec
+from hotfuse.lower.common.positions import Position, Space
 from hotfuse.lower.common.products import BYTES, Contraction, origins, products
 from hotfuse.lower.common.quant import Scaling, bytes_taken, column_of, corrected, scaled
-from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.common.tile_values import Evaluator, TileAxis
 from hotfuse.lower.cpu.gemm import amx
 from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
@@ -50,7 +50,7 @@ from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import OWN, Buffer, BufferKind, Tile
-from hotfuse.tile.rules import BLOCK_STEPS
+from hotfuse.tile.type_rules import BLOCK_STEPS
 
 _CHEAP = frozenset({"aten.add", "aten.sub", "aten.mul", "aten.relu", "aten.neg", "aten.maximum", "aten.minimum"})
 _MAX_UNROLLED_NODES = 3

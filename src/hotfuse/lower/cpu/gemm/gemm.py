@@ -21,7 +21,7 @@ from dataclasses import replace
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType, bits
-from hotfuse.lower.cpu import division
+from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.tiling import GemmTiling, balance
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, Tile
@@ -125,7 +125,7 @@ def product(
     scratch = b.scratch("sums", p.acc, (t.mr, t.nr)) if in_loop else None
     count, rows, extra = _blocks(p)
     cached = _cached_groups(p, count)
-    groups = expr("min", count, expr("max", division.groups(p.panels, t.threads), cached))
+    groups = expr("min", count, expr("max", work_division.groups(p.panels, t.threads), cached))
     by_block = begin is None and _uneven(p, count, groups)
     groups = cached if by_block else groups
     span = _span(count, groups)
@@ -229,10 +229,10 @@ def _uneven(p: Product, count: Dim, groups: Dim) -> bool:
     if isinstance(p.steps, int) and p.steps * t.mr * t.vectors < _LEAST_BLOCK:
         return False
     if not isinstance(count, int) or not isinstance(groups, int):  # what is added in groups of rows is uneven by itself
-        return division.balance(p.panels, threads) < division.EVEN
+        return work_division.balance(p.panels, threads) < work_division.EVEN
     blocks = [(g + 1) * count // groups - g * count // groups for g in range(groups) for _ in range(p.panels)]
-    whole = division.balance(count * p.panels, threads)
-    return 1 / division.largest_share(len(blocks), threads, blocks) < min(division.EVEN, whole)
+    whole = work_division.balance(count * p.panels, threads)
+    return 1 / work_division.largest_share(len(blocks), threads, blocks) < min(work_division.EVEN, whole)
 
 
 def _one_block(

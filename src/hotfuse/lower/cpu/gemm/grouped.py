@@ -23,10 +23,10 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands
 from hotfuse.lower.common.algebra import mul, same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Space
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, PackArgument, tensor_type
 from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
-from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.common.positions import Space
+from hotfuse.lower.common.tile_values import Evaluator, TileAxis
 from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
 from hotfuse.lower.cpu.gemm.lhs import Left

@@ -22,7 +22,7 @@ from hotfuse.lower.cpu.tiling import GemmTiling
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
-from hotfuse.tile.rules import BLOCK_STEPS
+from hotfuse.tile.type_rules import BLOCK_STEPS
 
 _HALVES = (DType.F16, DType.BF16)
 _BYTES = (DType.I8, DType.U8)

@@ -1,10 +1,10 @@
-"""Step 4 of `profile.schema`."""
+"""Step 4 of `profile.store_schema`."""
 
 from __future__ import annotations
 
 from alembic import op
 
-from hotfuse.profile.schema import STEPS
+from hotfuse.profile.store_schema import STEPS
 
 revision, down_revision = "4", "3"
 

@@ -1,10 +1,10 @@
-"""Step 5 of `profile.schema`."""
+"""Step 5 of `profile.store_schema`."""
 
 from __future__ import annotations
 
 from alembic import op
 
-from hotfuse.profile.schema import STEPS
+from hotfuse.profile.store_schema import STEPS
 
 revision, down_revision = "5", "4"
 

@@ -21,12 +21,12 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Space, counters_of, in_finer_loops
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
+from hotfuse.lower.common.positions import Position, Space, counters_of, in_finer_loops
 from hotfuse.lower.common.steps import Definitions
+from hotfuse.lower.common.tile_values import Evaluator, TileAxis
 from hotfuse.lower.common.value_needs import trace
-from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.gpu.tiling import GpuTiling, left_over, numbers, power_of_2
 from hotfuse.lower.ops.expand import FLOATS
 from hotfuse.lower.ops.views import shape_of

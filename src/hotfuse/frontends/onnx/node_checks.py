@@ -14,7 +14,7 @@ import onnx
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode, PortType
+from hotfuse.frontends.onnx.model_file import OnnxGraph, OnnxNode, PortType
 from hotfuse.frontends.onnx.values import is_tensor
 
 onnx.defs.has("Identity")  # the package reads all of its schemas at the first question: every model asks, and no constructor waits

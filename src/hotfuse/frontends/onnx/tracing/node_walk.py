@@ -17,7 +17,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.leaf import UNKNOWN, Leaf
 from hotfuse.frontends.onnx import leaves
 from hotfuse.frontends.onnx.constant_folding import RANDOM
-from hotfuse.frontends.onnx.model import PortType
+from hotfuse.frontends.onnx.model_file import PortType
 from hotfuse.frontends.onnx.program import Program, ProgramStep
 from hotfuse.frontends.onnx.registry import DataDependent
 from hotfuse.frontends.onnx.tracing import shape_algebra

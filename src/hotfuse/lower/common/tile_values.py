@@ -24,8 +24,8 @@ from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import add, mul, not_negative, sub
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Coord, Position, Space
 from hotfuse.lower.common.lowered import BufferView, KernelBuffers, tensor_type
+from hotfuse.lower.common.positions import Coord, Position, Space
 from hotfuse.lower.common.steps import Apply, Definitions, Fold, Key, Load, choose
 from hotfuse.lower.ops import expand
 from hotfuse.lower.ops.views import Alias, MaskedElement, Pick, Picked, Pieces

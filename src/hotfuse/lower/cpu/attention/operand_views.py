@@ -14,8 +14,8 @@ from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value, output_values, sources
 from hotfuse.lower.common.algebra import add, mul, same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position, Space, Split, counters_in
 from hotfuse.lower.common.lowered import BufferView, KernelBuffers
+from hotfuse.lower.common.positions import Position, Space, Split, counters_in
 from hotfuse.lower.cpu.attention.attention_job import AffineIndex, AttentionView
 from hotfuse.lower.ops.views import Alias, is_move, move, shape_of
 from hotfuse.ops.table import packet

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.analysis.memory import eager_peak
+from hotfuse.analysis.eager_memory import eager_peak
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend

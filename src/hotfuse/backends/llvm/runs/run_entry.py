@@ -11,7 +11,7 @@ import functools
 
 import torch
 
-from hotfuse.backends.llvm.runs import faults, growth
+from hotfuse.backends.llvm.runs import growth, kernel_faults
 from hotfuse.backends.llvm.runs.symbols import CONTROL_HEAD, HEAD
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
@@ -373,7 +373,7 @@ def stub() -> Loaded:
     """The compiled stub; it lives as long as the process."""
     library = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
     threads = ctypes.cast(getattr(library, _THREADS), ctypes.c_void_p).value or 0
-    symbols = {**python_symbols(*_API), "hf_threads": threads, **tensors.symbols(), **faults.SYMBOLS,
+    symbols = {**python_symbols(*_API), "hf_threads": threads, **tensors.symbols(), **kernel_faults.SYMBOLS,
                growth.GROWN: growth.capacity_table().address(growth.GROWN)}  # fmt: skip
     return load_object(helper_object(_text()), [ENTER, LET_GO], symbols)
 

@@ -29,10 +29,10 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.leaf import UNKNOWN
 from hotfuse.frontends.onnx.interp import OnnxModule
-from hotfuse.frontends.onnx.model import PortType
+from hotfuse.frontends.onnx.model_file import PortType
 from hotfuse.frontends.onnx.tracing import control as trace_control
 from hotfuse.frontends.onnx.tracing.level import Session, TracedLevel, drop_unused, order_placeholders
-from hotfuse.frontends.onnx.tracing.walk import run
+from hotfuse.frontends.onnx.tracing.node_walk import run
 from hotfuse.frontends.onnx.values import Value
 
 

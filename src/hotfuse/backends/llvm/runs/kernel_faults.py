@@ -4,7 +4,7 @@
     enter(...)
     if faults.count() != before: raise CallFault        the model's own code then answers, and raises in its own words
 
-The count is one word per process that only grows, since a team's threads add to it for whoever called. A call in another thread
+The count is one word per process that only grows, since a team's threads add to it for the calling thread. A call in another thread
 may add to it at the same time: none is ever missed, but a call may be taken for one that faulted. Where a fault means that a call
 takes another path, and calls of several threads do so, operators compute the call again and tell (`not_after_faults`).
 """

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.model_file import OnnxNode
 from hotfuse.frontends.onnx.values import Value
 
 MAX_KINDS = 16
