@@ -13,25 +13,25 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from hotfuse.frontends.onnx import conv_kernels, packed_weights, products
+from hotfuse.frontends.onnx import constant_products, conv_kernels, packed_weights
+from hotfuse.frontends.onnx.constant_products import ConstantProduct
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.packed_weights import PackedWeight
-from hotfuse.frontends.onnx.products import ConstantProduct
 from hotfuse.machine.heap import heap
 from hotfuse.ops.folded_conv import FoldedConv, Window, affine
 
 SLOW_S = 0.05
-needs_products = pytest.mark.skipif(not products.available(), reason="this torch has no packed products")
+needs_products = pytest.mark.skipif(not constant_products.available(), reason="this torch has no packed products")
 needs_convs = pytest.mark.skipif(not conv_kernels.available(), reason="this torch has no packed convolutions")
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests measured says nothing here, and what is slow is so by construction."""
-    monkeypatch.setattr(products, "_faster", {})
-    monkeypatch.setattr(products, "MIN_MULTIPLIES", 1 << 20)  # so that small tests meet it
+    monkeypatch.setattr(constant_products, "_faster", {})
+    monkeypatch.setattr(constant_products, "MIN_MULTIPLIES", 1 << 20)  # so that small tests meet it
 
 
 class Slow:

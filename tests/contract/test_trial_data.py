@@ -75,3 +75,18 @@ def test_quotients_of_floats_leave_integers_as_they_are() -> None:
 def test_data_that_the_library_refuses_refuse_the_kernel_alone() -> None:
     with pytest.raises(CannotLower, match="refuses made-up data"):
         tried(BY_ZERO)
+
+
+CHECKED = """graph g(%b: bool[1], %x: f32[1], %y: f32[64]) {{
+  %n: bool[1] = {op}(%b)
+  %i: i64[1] = aten.to.dtype(%n, i64)
+  %c: f32[1] = aten.index.Tensor(%x, [%i])
+  %r: f32[64] = aten.add.Tensor(%y, %c)
+  return %r
+}}"""
+
+
+@pytest.mark.parametrize("op", ["aten.logical_not.default", "aten.clone.default"])
+def test_a_check_of_what_calls_bring_is_met_by_another_draw(op: str) -> None:
+    """Whichever way the first draw falls, one of the two checks fails on it; groups with one were refused by chance."""
+    tried(CHECKED.format(op=op))

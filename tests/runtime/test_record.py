@@ -13,6 +13,7 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.observe.record as record_module
 from hotfuse import Settings
+from hotfuse.base import clock
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.profile.store import Store
 from hotfuse.runtime.observe.record import Recorder
@@ -91,7 +92,7 @@ def test_what_is_remembered_refuses_nothing_for_ever(tmp_path: Path, monkeypatch
     """Losses in a row are believed for an hour, longer with each further one; one that was won or not settled ends the row."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
     call, ahead = ([torch.ones(4, 8)], 0), [0.0]
-    monkeypatch.setattr(record_module, "time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
     settings = Settings(profiles=str(tmp_path / "p.sqlite"))
     with torch.no_grad(), hotfuse.jit(model, settings=Settings(capture="inline", tiers=0, record=False)) as fast:
         fast(call[0][0])

@@ -5,8 +5,9 @@ the image again. Here scales and shifts behind the convolution are part of its w
 one convolution to the next, and an activation changes the result in place. Results differ by float error only. A signal (one axis)
 is an image of one row here: the library's depthwise kernels for signals take up to six times as long as those for images.
 
-Weights in oneDNN's own order (`torch.ops.mkldnn._convolution_pointwise`) would save another 5% at most, lose where images are
-small, and cost 10 to 20 times as much for sizes that want another order than the one they were packed for.
+Weights in oneDNN's own order (`torch.ops.mkldnn._convolution_pointwise`) lose where images are small, and cost 10 to 20 times as
+much for sizes that want another order than the one they were packed for. Where they gain depends on the processor, so a file's
+interpreter measures it (`frontends.onnx.conv_kernels`, decision 285); plans have weights as they are.
 """
 
 from __future__ import annotations

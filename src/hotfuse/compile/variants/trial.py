@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -44,6 +44,8 @@ RTOL = 1e-4
 HALVES_RTOL = 2e-2
 """The same of halves, and of what is computed from them."""
 ROUNDS = 7
+DRAWS = 4
+"""Made-up data that are tried before a group is left to the library because that refuses them."""
 PROPOSED = 0.25
 """By how much a kernel may lose on one thread where calls have more."""
 EVENLY = 0.75
@@ -78,18 +80,12 @@ def attempt(
     `threads` are those that calls will have: it is timed on as many, or on one where cores are busy. What loses narrowly on one
     is not refused then if its work can be shared evenly: who is faster on many, the race says.
     """
-    data = drawn(graph, sizes)
-    weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
+    data, weights, library, wanted = _taken(graph, sizes)
     inputs = [data[v.name] for v in graph.inputs]
-    library = LibraryBackend().compile(graph, weights).run
     own = kernels()
     native = own.glue(graph, lowered, own.load_kernel(compiled), Constants(weights))
     steps = quanta(graph, lambda v: float(data[v.name]) if v.name in data and data[v.name].numel() == 1 else None)
     with torch.no_grad(), made_up_calls.tried() if assumes(graph) else nullcontext():
-        try:
-            wanted = library(*inputs)
-        except RuntimeError as e:  # what calls bring may be better, but nobody would know the kernel to be right
-            raise CannotLower(f"the library refuses made-up data: {str(e).splitlines()[0][:100]}") from e
         allowed = max(BF16_RTOL if rounded(lowered) else RTOL, halves_rtol(graph))
         for got, want, step in zip(native(*inputs), wanted, steps, strict=True):
             agree(got, want, step, allowed)
@@ -103,6 +99,25 @@ def attempt(
     return outcome
 
 
+def _taken(graph: Graph, sizes: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, torch.Tensor], Run, Sequence[Any]]:
+    """Made-up data that the library takes: by name, the weights among them by key, its code, and its results.
+
+    A group may hold a check of what calls bring (a batch in which something is real), which one draw fails and another passes.
+    What calls bring may be better than all of them, but nobody would know the kernel to be right.
+    """
+    refusal: Exception | None = None
+    for draw in range(DRAWS):
+        data = drawn(graph, sizes, draw)
+        weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
+        library = LibraryBackend().compile(graph, weights).run
+        with torch.no_grad(), made_up_calls.tried() if assumes(graph) else nullcontext():
+            try:
+                return data, weights, library, library(*[data[v.name] for v in graph.inputs])
+            except (RuntimeError, IndexError) as e:
+                refusal = e
+    raise CannotLower(f"the library refuses made-up data: {str(refusal).splitlines()[0][:100]}") from refusal
+
+
 def assumes(graph: Graph) -> bool:
     """Whether a graph is for calls that made-up data are none of."""
     return any(n.op == ASSUME for n in graph.nodes)
@@ -113,9 +128,9 @@ def shares_evenly(lowered: Lowered, sizes: Mapping[str, int], threads: int) -> b
     return balance(parallel_iterations(lowered.kernel, sizes), threads) >= EVENLY
 
 
-def drawn(graph: Graph, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Made-up data of what a graph reads, by name, the same every time."""
-    generator, places = torch.Generator().manual_seed(0), places_of(graph, sizes)
+def drawn(graph: Graph, sizes: Mapping[str, int], draw: int = 0) -> dict[str, Any]:
+    """Made-up data of what a graph reads, by name, the same every time; other numbers for another draw."""
+    generator, places = torch.Generator().manual_seed(draw), places_of(graph, sizes)
     data = {v.name: made_up(v, sizes, generator, places) for v in sources(graph)}
     if places > 1 and any(_divides_integers(n) for n in graph.nodes):
         for made in (t for t in data.values() if isinstance(t, torch.Tensor) and t.dtype in _INTEGERS):

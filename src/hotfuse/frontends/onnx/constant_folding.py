@@ -18,13 +18,13 @@ import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import control, limits
+from hotfuse.frontends.onnx.constant_products import ConstantProduct
+from hotfuse.frontends.onnx.constant_products import available as products_available
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model_file import OnnxNode
-from hotfuse.frontends.onnx.products import ConstantProduct
-from hotfuse.frontends.onnx.products import available as products_available
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, CallSource, Program, ProgramStep, Ready
 from hotfuse.frontends.onnx.recording.recorded_runs import Call
 from hotfuse.frontends.onnx.registry import VARIES

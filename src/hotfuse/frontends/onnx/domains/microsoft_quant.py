@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-from hotfuse.frontends.onnx import products
+from hotfuse.frontends.onnx import constant_products
 from hotfuse.frontends.onnx.domains import microsoft as ops_microsoft
 from hotfuse.frontends.onnx.int8 import layers
 from hotfuse.frontends.onnx.int8.storage import available, byte_zero, number, prepare_dequantize, prepare_quantize
@@ -297,8 +297,8 @@ def _prepare_blocks(_ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) 
         return F.linear(a, dense.to(a.dtype), rest[4] if len(rest) > 4 else None)
 
     bias = inputs[5] if len(inputs) > 5 else None
-    if is_floats(dense, 2) and (bias is None or is_floats(bias, 1)) and dense.numel() and products.available():
-        return Prepared(products.ConstantProduct(dense, bias, call), dense.nbytes)
+    if is_floats(dense, 2) and (bias is None or is_floats(bias, 1)) and dense.numel() and constant_products.available():
+        return Prepared(constant_products.ConstantProduct(dense, bias, call), dense.nbytes)
     return Prepared(call, dense.nbytes)
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.constant_folding import Bounded
+from hotfuse.frontends.onnx.constant_products import ConstantProduct
 from hotfuse.frontends.onnx.elements import moved_as_it_is, norm_axis
-from hotfuse.frontends.onnx.products import ConstantProduct
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.recording.conv_product import faster_of
 
