@@ -88,11 +88,11 @@ def test_a_child_does_not_wait_for_who_was_at_it_in_the_parent() -> None:
 def test_native_code_that_others_link_against_is_made_once() -> None:
     """In a fresh process, where nothing of it exists yet."""
     text = (
-        "from hotfuse.backends.llvm.runs import abi, entry\n"
+        "from hotfuse.backends.llvm.runs import abi, run_entry\n"
         "from hotfuse.backends.llvm.threads import parallel\n"
         "from hotfuse.native import tensors\n"
         "from tests.contract.test_once import together\n"
-        "for ask in (parallel.runtime, tensors._found, entry.stub, abi._stub):\n"
+        "for ask in (parallel.runtime, tensors._found, run_entry.stub, abi._stub):\n"
         "    assert len({id(g) for g in together(ask)}) == 1, ask.__name__\n"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
