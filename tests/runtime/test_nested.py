@@ -72,7 +72,9 @@ def check(fast: Any, model: nn.Module, x: torch.Tensor, hidden: torch.Tensor) ->
     if bool((hidden != 0).all()) and _raised(model, x, hidden):
         assert _raised(fast, x, hidden) == _raised(model, x, hidden)
         return
-    torch.testing.assert_close(fast(x, hidden), model(x, hidden), rtol=1e-4, atol=1e-5, equal_nan=True)
+    served, expected = fast(x, hidden), model(x, hidden)
+    torch.testing.assert_close(served, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert served.stride() == expected.stride(), "callers take views of results, which depend on their order in memory"
 
 
 def _raised(call: Any, x: torch.Tensor, hidden: torch.Tensor) -> str:

@@ -1,8 +1,9 @@
 """What torch's fused attention layers do with masks, written as a graph can hold it.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` (self-attention, `batch_first`, no gradients) run as one fused operator in
-eager. It differs from the operators that a trace sees in two points: a query whose keys are all hidden gives NaN, not 0, and a
-layer's mask of numbers hides a key wherever the number is not 0. So these modules spell their attention out while they are traced:
+eager. It differs from the operators that a trace sees in three points: a query whose keys are all hidden gives NaN, not 0; a
+layer's mask of numbers hides a key wherever the number is not 0; and the result is contiguous, where the operators leave batch and
+sequence exchanged in memory. So these modules spell their attention out while they are traced:
 
     %w = softmax(%q @ %k.T + %hidden)                              NaN where a row is -inf throughout
     %y = %w @ %v
@@ -38,13 +39,15 @@ def _layer(
 ) -> torch.Tensor:  # fmt: skip
     """As torch's own `forward`; `layer` is left as it is."""
     forward = nn.TransformerEncoderLayer.forward
-    if (src_mask is None and src_key_padding_mask is None) or not _layer_is_fused(layer, src):
+    if not _layer_is_fused(layer, src):
         return forward(layer, src, src_mask, src_key_padding_mask, is_causal)
+    if src_mask is None and src_key_padding_mask is None:
+        return forward(layer, src, is_causal=is_causal).contiguous()
     spelled_out, attention = copy.copy(layer), copy.copy(layer.self_attn)
     attention.__dict__["forward"] = functools.partial(_spelled_out, layer.self_attn)
     spelled_out.__dict__["_modules"] = {**layer._modules, "self_attn": attention}  # pyright: ignore[reportPrivateUsage]
     masks = _hiding(layer.self_attn, src, src_mask, src_key_padding_mask)
-    return forward(spelled_out, src, *masks, False)  # noqa: FBT003  (the fused operator reads the mask, whatever is said of it)
+    return forward(spelled_out, src, *masks, False).contiguous()  # noqa: FBT003  (the fused operator reads the mask, whatever is said of it)
 
 
 def _attention(
@@ -56,7 +59,9 @@ def _attention(
     masks = [m for m in (key_padding_mask, attn_mask) if m is not None]
     fused = query is key and key is value and not any(map(torch.is_floating_point, masks)) and _attention_is_fused(attention, query)
     forward = _spelled_out if masks and fused and not need_weights else nn.MultiheadAttention.forward
-    return forward(attention, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+    asked = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+    result, weights = forward(attention, *asked)
+    return (result.contiguous() if fused else result), weights
 
 
 def _spelled_out(
