@@ -108,6 +108,7 @@ def explain_engine(
             "weights": engine.plans.originals.text() + (watch.beyond if (watch := engine.plans.watch) is not None else ""),
             "sites": sites,
             "limits": engine.limits(),
+            "waits": [waits] if (waits := engine.waits()) else [],
             "fallbacks": dict(fallbacks or {}),
             "unprepared": list(unprepared),
             "own_code": list(own_code),

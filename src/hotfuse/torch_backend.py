@@ -293,6 +293,7 @@ def explain_compiled(*, full: bool = False) -> Explanation:
             **({"held": _summed([data["held"] for _, data in told])} if told else {}),
             "sites": sites,
             "limits": list(dict.fromkeys(limit for _, data in told for limit in data["limits"])),
+            "waits": [why for _, data in told for why in data["waits"]][:1],
             "fallbacks": {},
             "gradients": {**gradients, "kept": sorted({k for _, data in told for k in data["gradients"]["kept"]})},
             "decisions": [d.to_dict() for g in graphs for d in g.log.decisions],

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 import hotfuse
 from hotfuse import Settings
 from hotfuse.cli import app
+from hotfuse.compile.workers.shortage import SHORT, Shortage
+from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.observe.obstacle_log import AFTER_S, MOST_TOLD, ObstacleLog, advice, headline, logger
 from hotfuse.runtime.observe.summary import speed
 from hotfuse.torch_backend import explain_compiled
@@ -195,3 +197,32 @@ def test_few_rounds_claim_nothing() -> None:
     assert speed(plans, [race]).startswith("1.50 times as fast as what it replaced, by the race")
     known = {**audit, "rounds": 40, "ratio": 0.5, "low": 0.4, "high": 0.8}
     assert speed([{"tier": 1, "audits": [audit, known]}], [race]).startswith("2.00 times as fast as tier 0 (between 1.25 and 2.50")
+
+
+def test_plans_that_come_late_because_others_have_the_cores_are_told_of(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotfuse.runtime.observe.obstacle_log.AFTER_S", 0.0)
+    starved = Shortage(cores=2)
+    for _ in range(400):
+        starved.step(0.05, 0.0, 0.0, 0.3, 1.0)
+    monkeypatch.setattr("hotfuse.runtime.engine.short_of_time", lambda: starved.text)
+    begun, go = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    def held(self: GraphAdmission, *args: Any) -> None:
+        begun.set()
+        go.wait(30.0)
+
+    monkeypatch.setattr(GraphAdmission, "_capture_and_deploy", held)
+    with torch.no_grad(), hotfuse.jit(Waits().eval()) as fast:
+        try:
+            while not begun.is_set():
+                fast(torch.ones(3))
+            for _ in range(200):
+                fast(torch.ones(3))
+            assert f"in the way: {starved.text}" in str(fast.explain())
+        finally:
+            go.set()
+    assert [line for line in log if SHORT in line and "leave it a core" in line] == log and len(log) == 1

@@ -23,11 +23,12 @@ from hotfuse.compile.workers.priority import LOWEST, RAISED
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.scheduler import AHEAD_RATE, AHEAD_S, FULL_SHARE_GAIN, Governor, LoadMeter, granted_share
 from hotfuse.compile.workers.served_calls import served_calls
+from hotfuse.compile.workers.shortage import SHORT, Shortage
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 from hotfuse.compile.workers.worker_pool import Pool
 from hotfuse.machine.cores import usable_cores
-from tests.runtime.test_pool import SCRIPT, said
+from tests.runtime.test_pool import SCRIPT, blocked, said
 
 TICK = 0.05
 
@@ -392,3 +393,39 @@ def test_calls_in_flight_are_counted_from_the_first_on() -> None:
         for _ in range(3):  # the model's own code answers, long before there is a graph
             fast(torch.zeros(2))
     assert 1 in seen[1:] and 0 not in seen[1:] and served_calls.in_flight() == 0
+
+
+def test_work_is_short_of_time_where_others_have_the_cores() -> None:
+    def after(seconds: float, used: float, unused: float, calls: float = 0.4) -> str:
+        found = Shortage(cores=2)
+        for _ in range(round(seconds / TICK)):
+            found.step(TICK, used * TICK, unused, calls, 1.0 - unused - used / 2)
+        return found.text
+
+    told = after(20.0, used=0.1, unused=0.0)
+    assert told.startswith(SHORT) and "0.10 of 2 cores" in told and "calls 0.80, other programs 1.10" in told
+    assert after(5.0, used=0.1, unused=0.0) == "", "first plans take that long anyway"
+    assert after(20.0, used=0.9, unused=0.0) == "", "it has a core"
+    assert after(20.0, used=0.1, unused=0.4) == "", "whatever it waits for, it is not cores"
+
+
+def test_a_shortage_is_of_the_work_in_hand() -> None:
+    found = Shortage(cores=2)
+    for _ in range(400):
+        found.step(TICK, 0.0, 0.0, 1.0, 1.0)
+    assert found.text
+    found.rest()
+    assert found.text == ""
+    found.step(TICK, 0.0, 0.0, 1.0, 1.0)
+    assert found.text == "", "that was about other work"
+
+
+@pytest.mark.parametrize("load", [0.0, 1.0])
+def test_a_pool_tells_that_its_worker_starves(pools: Any, monkeypatch: pytest.MonkeyPatch, load: float) -> None:
+    monkeypatch.setattr("hotfuse.compile.workers.shortage.AFTER_S", 0.2)
+    pool = pools(lambda: load)
+    with blocked(pool):
+        until = time.monotonic() + (30.0 if load else 0.6)
+        while not pool.short_of_time and time.monotonic() < until:
+            time.sleep(0.02)
+        assert pool.short_of_time.startswith(SHORT) is bool(load)

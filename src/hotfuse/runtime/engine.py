@@ -27,6 +27,8 @@ from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, take_call
 from hotfuse.cache.place import folder_of
 from hotfuse.compile.workers.background_priority import background_priority
+from hotfuse.compile.workers.service import short_of_time
+from hotfuse.compile.workers.shortage import SHORT
 from hotfuse.machine import team
 from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.machine.heap import heap
@@ -117,9 +119,9 @@ class Engine:
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = self._changed_around = ""
         self.undecided: Callable[[], bool] = lambda: False
+        """Whether it is still being found out how the model can be served: then nothing is told of what it could not."""
         self.told_limits: list[str] = []
         """What who serves around this engine says of calls that stay in the model's own code."""
-        """Whether it is still being found out how the model can be served: then nothing is told of what it could not."""
         self._teller = ObstacleLog(model.name, self._below_tier1)
         self._capturer.own_answers = self._teller.below
         self._threads = settings.threads
@@ -484,7 +486,14 @@ class Engine:
         found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
         low = [e for s in sites for e in s.entries if e.plan is e.baseline and TIER1 in e.refused]
         found += [f"tier 1: {e.refused[TIER1]}" for e in low]
-        return self.told_limits + (found or self.plans.changes_itself(counted=False)) + self._kept_by_calls()
+        waits = [SHORT] if self.waits() else []
+        return self.told_limits + (found or self.plans.changes_itself(counted=False)) + self._kept_by_calls() + waits
+
+    def waits(self) -> str:
+        """Why what is being made for this model takes long, where others have the cores; empty where nothing is, or they do not."""
+        sites = list(self.sites.values())
+        pending = any(g.pending for s in sites for g in list(s.groups.values())) or any(e.trying for s in sites for e in s.entries)
+        return short_of_time() if pending else ""
 
     def _kept_by_calls(self) -> list[str]:
         """What calls bring that keeps them in the model's own code."""

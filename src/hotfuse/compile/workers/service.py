@@ -297,6 +297,11 @@ def counters() -> dict[str, Any]:
     return found
 
 
+def short_of_time() -> str:
+    """Why workers take long, where others have the cores; empty where they do not."""
+    return _service.pool.short_of_time if _service is not None else ""
+
+
 def busy() -> bool:
     """Whether anybody waits for a worker."""
     return _service is not None and _service.pool.busy

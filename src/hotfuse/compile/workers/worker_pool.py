@@ -24,6 +24,7 @@ from hotfuse.compile.workers.priority import LOWEST, RAISED, chosen_by_user, is_
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.scheduler import Governor, Load, LoadMeter, default_workers
 from hotfuse.compile.workers.served_calls import served_calls
+from hotfuse.compile.workers.shortage import Shortage
 from hotfuse.compile.workers.slot import Books, PoolLimits, WorkerSlot
 from hotfuse.compile.workers.starting import Starter
 from hotfuse.compile.workers.task import Task, Waiting
@@ -56,6 +57,7 @@ class Pool:
         self._call_sampler: threading.Thread | None = None
         self._governor = Governor(self._books.limits.share)
         self._governor.threads = self._books.limits.threads
+        self._shortage = Shortage(self._governor.cores)
         self._waiters = 0
         self._poison: OrderedDict[str, CaptureError] = OrderedDict()
         self._counts = self._books.counts
@@ -139,6 +141,12 @@ class Pool:
     def workers(self) -> list[Worker]:
         """Those that run now."""
         return [w for s in list(self._slots) if (w := s.worker) is not None and w.alive]
+
+    @property
+    def short_of_time(self) -> str:
+        """Why what is asked for takes long, where other programs and calls have the cores; empty where they leave enough."""
+        with self._lock:
+            return self._shortage.text
 
     def counts(self) -> dict[str, float]:
         """What happened so far: requests, answers, refusals, restarts, CPU seconds, the largest worker's memory."""
@@ -296,6 +304,7 @@ class Pool:
                     self._call_sampler = None
                     self._watched_until = now
                     self._governor.rest()
+                    self._shortage.rest()
                     return
                 used = sum(s.look(now - last) for s in busy)
                 if self._load is None and (meter.niced or chosen_by_user() == 0):  # accounts do not tell workers from calls
@@ -304,11 +313,12 @@ class Pool:
                 gain = max(behind, *(s.running.task.gain for s in busy if s.running is not None), 0.0)
                 self._governor.threads = self._threads()
                 was, abreast = self._governor.paused, self._governor.abreast(self.size)
-                traffic, unused = (load, 1.0) if self._load is not None else (meter.own, meter.unused)
+                traffic, unused = (load, 1.0 - load) if self._load is not None else (meter.own, meter.unused)
                 traffic = 1.0 if self._waiters else traffic  # a caller that waits for the work would call otherwise
                 asked_for = 0.0 if self._load is not None else served_calls.in_flight() * self._governor.threads
                 paused = self._governor.step(now - last, used, load, gain, traffic, unused, asked_for / self._governor.cores,
                                              max(1, len(busy)))  # fmt: skip
+                self._shortage.step(now - last, used, unused, traffic, load)
                 self._govern(now)
                 for s in busy:
                     s.prioritize(waited_for=behind > 0)

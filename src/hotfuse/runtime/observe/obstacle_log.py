@@ -1,7 +1,7 @@
 """One line on the log for each obstacle between a model and tier 1: logger `hotfuse`, once a reason, with what to do about it.
 
 `explain()` says the same and more, but only to those who ask. A model that is still being captured or compiled is no news; one that
-will stay as it is, after some seconds of calls, is.
+will stay as it is, after some seconds of calls, is, and so is one whose plans come late because others have all cores.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+
+from hotfuse.compile.workers.shortage import SHORT
 
 logger = logging.getLogger("hotfuse")
 
@@ -34,6 +36,7 @@ ADVICE = (
     ("only values that return", "pass what varies from call to call as a tensor"),
     ("sparse", "pass dense tensors, or jit the parts around the sparse ones"),
     ("nested tensor", "pass padded tensors and a mask"),
+    (SHORT, "leave it a core for some seconds, allow it more (Settings(compile_share=...)), or begin with a bundle: hotfuse build"),
     ("disagree", "report it, with the model: hotfuse explain --full --json"),
 )
 """What a reason says, and what to do about it."""
