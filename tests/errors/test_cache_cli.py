@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import hotfuse
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address
+from hotfuse.cache.bundle import write_bundle
+from hotfuse.cache.keys import Key, TrustedKeys
 from hotfuse.cache.place import folder_of
 from hotfuse.cli import app
 
@@ -72,3 +76,33 @@ def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path, monkeyp
     assert code == 2 and "there is no cache" in said
     monkeypatch.setenv("HOTFUSE_CACHE", "off")
     assert _run("cache", "verify")[0] == 2
+
+
+def test_a_key_that_cannot_be_written_is_an_error_in_words(place: Path) -> None:
+    (place / "file").touch()
+    for target in (place / "file" / "key", Path("/proc/nothing/key")):
+        code, out = _run("keys", "--make", str(target))
+        assert code == 2 and "cannot be used" in out and "because:" in out, out
+        assert "Traceback" not in out
+    found = _json("keys", "--make", str(place / "file" / "key"))
+    assert "cannot be used" in json.dumps(found)
+
+
+@pytest.mark.parametrize("trouble", ["a file for a folder", "a foreign bundle", "nothing"])
+def test_the_first_lines_say_that_nothing_is_kept_or_was_refused(tmp_path: Path, trouble: str) -> None:
+    (tmp_path / "file").touch()
+    settings = Settings(cache_dir=tmp_path)
+    match trouble:
+        case "a file for a folder":
+            settings = settings.with_(cache_dir=tmp_path / "file")
+        case "a foreign bundle":
+            stranger = Key(bytes(32))
+            write_bundle(tmp_path / "b", [], {}, TrustedKeys(stranger, (stranger,)))
+            settings = settings.with_(artifacts=str(tmp_path / "b"))
+        case _:
+            pass
+    with hotfuse.jit(torch.nn.Linear(3, 3).eval(), settings=settings) as fast:
+        (line,) = [text for text in str(fast.explain()).splitlines() if text.startswith("noticed: ")]
+    said = {"a file for a folder": "no key could be made", "a foreign bundle": "kept code was refused: it was signed with a key",
+            "nothing": "nothing"}  # fmt: skip
+    assert said[trouble] in line and (trouble == "nothing") is (line == "noticed: nothing"), line

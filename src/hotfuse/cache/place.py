@@ -22,6 +22,8 @@ from hotfuse.cache.shared import SharedStore
 from hotfuse.machine.probe import remember_with
 
 OFF = "off"
+SWITCHED_OFF = "switched off by the settings"
+"""The state of a place that the settings name none for."""
 NAME = "code"
 IN_MEMORY = ":memory:"
 
@@ -130,7 +132,7 @@ def cache_stats(settings: Settings) -> dict[str, Any]:
     """Counters of the place that the settings name, and why nothing is kept where that is so."""
     place = where(settings)
     if place is None:
-        return {"state": "switched off by the settings"}
+        return {"state": SWITCHED_OFF}
     found = _opened(place)
     if isinstance(found, str):
         return {"state": found}

@@ -78,20 +78,29 @@ _STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "yes": "green", 
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """A command whose Hotfuse errors are printed in four parts (or as JSON) and end it with exit code 2."""
+    """A command whose Hotfuse errors are printed in four parts (or as JSON) and end it with exit code 2. A file that the system
+    does not let it read or write is such an error too.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except HotfuseError as e:
+        except (HotfuseError, OSError) as e:
+            if isinstance(e, OSError) and e.filename is None:
+                raise  # no file: a closed pipe, or a fault of ours
+            told = e if isinstance(e, HotfuseError) else _unusable(e)
             if kwargs.get("as_json"):
-                print_json(e.to_dict())
+                print_json(told.to_dict())
             else:
-                typer.echo(f"hotfuse.{type(e).__name__}: {e}", err=True)
+                typer.echo(f"hotfuse.{type(told).__name__}: {told}", err=True)
             raise typer.Exit(EXIT_ERROR) from e
 
     return wrapped
+
+
+def _unusable(error: OSError) -> InputError:
+    return InputError(f"{error.filename} cannot be used", because=error.strerror, hint="the path and its permissions")
 
 
 def pairs(items: Sequence[str], option: str) -> dict[str, str]:

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from hotfuse.base.events import Why
+from hotfuse.cache.place import SWITCHED_OFF
 from hotfuse.runtime.observe.obstacle_log import headline
 from hotfuse.runtime.observe.savings import bet_text
 
 MOST_IN_THE_WAY = MOST_BETS = 3
 NOTICED = (Why.WEIGHTS_WRITTEN_UNSEEN, Why.WEIGHTS_CHANGED, Why.MODEL_CHANGED, Why.DRIFT, Why.REGRESSED, Why.SPEED_CHANGED,
-           Why.RUN_FAILED, Why.BACKGROUND_FAILED)  # fmt: skip
+           Why.RUN_FAILED, Why.BACKGROUND_FAILED, Why.STORE_UNUSABLE, Why.STORE_DAMAGED)  # fmt: skip
 WHAT = {"module": "the model's own code", "0": "tier 0 (the captured graph on library kernels)", "1": "tier 1 (generated kernels)",
         "2": "tier 2 (generated kernels for what recurs)", "library": "tier 2 (library kernels for what recurs)"}  # fmt: skip
 
@@ -31,7 +32,8 @@ def summary(data: dict[str, Any]) -> list[str]:
     ]
     if "held" in data:  # graphs of torch.compile hold nothing beside the model
         lines += [f"holds: {_held(data['held'])}", f"weights: {data['weights']}"]
-    return [*lines, f"noticed: {_noticed(data['decisions'], data.get('background_faults', {}))}"]
+    noticed = [*_noticed(data["decisions"], data.get("background_faults", {})), *_not_kept(data.get("cache", {}))]
+    return [*lines, f"noticed: {'; '.join(noticed) or 'nothing'}"]
 
 
 def _serving(plans: list[dict[str, Any]]) -> str:
@@ -114,11 +116,21 @@ def _held(held: dict[str, int]) -> str:
     return ", ".join(f"{readable(held[k])} {name}" for k, name in names.items())
 
 
-def _noticed(decisions: list[dict[str, Any]], faults: dict[str, int]) -> str:
+def _noticed(decisions: list[dict[str, Any]], faults: dict[str, int]) -> list[str]:
     wanted = {w.value for w in NOTICED}
     counts = Counter(d["why"] for d in decisions if d["why"] in wanted)
     said = [f"{why} ({n} times)" if n > 1 else why for why, n in counts.items()]
-    return "; ".join([*said, *(f"{what} ({n} times)" for what, n in faults.items())]) or "nothing"
+    return [*said, *(f"{what} ({n} times)" for what, n in faults.items())]
+
+
+def _not_kept(cache: dict[str, Any]) -> list[str]:
+    """What of earlier processes was not believed, and why nothing is kept for later ones although the settings ask for it."""
+    state = cache.get("state", "on")
+    found = [] if state in ("on", SWITCHED_OFF) else [state]
+    found += [cache["trouble"]] if cache.get("trouble") else []
+    refused = {why: n for why, n in cache.get("reasons", {}).items() if why.startswith("refused: ")}
+    found += [f"kept code was {why} ({n} times)" if n > 1 else f"kept code was {why}" for why, n in refused.items()]
+    return [f"{what} (explain(full=True): cache)" for what in found]
 
 
 def readable(n: int) -> str:
