@@ -100,7 +100,7 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _unusable(error: OSError) -> InputError:
-    return InputError(f"{error.filename} cannot be used", because=error.strerror, hint="the path and its permissions")
+    return InputError(f"{error.filename} cannot be used", because=error.strerror or "", hint="the path and its permissions")
 
 
 def pairs(items: Sequence[str], option: str) -> dict[str, str]:
