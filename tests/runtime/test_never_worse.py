@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Never worse, and noticed when it is: real races on live calls, the model's own code as the baseline, the audit.
 
 Every plan here is as slow as its sleep: no machine is so busy that the order changes.
@@ -13,11 +14,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+import hotfuse.runtime.site as site_module
 import hotfuse.runtime.tierup.judge as judge_module
 from hotfuse.api import engine_stats
 from hotfuse.base.events import Action, Why
 from hotfuse.explain import explain_engine
 from hotfuse.runtime.tierup.attempt import exchange
+from hotfuse.runtime.tierup.race import Trial
 from hotfuse.specialize.table import TIER1
 from tests.runtime.live import SETTINGS, Live, asleep
 
@@ -105,6 +108,36 @@ def test_a_ratio_that_a_few_calls_got_wrong_keeps_no_plan_off_live_calls() -> No
         assert not live.said(Action.REFUSE, Why.NOT_FASTER, 1) and live.made == 1
 
 
+def test_a_ratio_that_a_few_calls_got_wrong_refuses_nothing_while_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where calls pause before the plan is raced: they show the ratio once more, and then it is believed."""
+    monkeypatch.setattr(site_module, "RETRY_S", 0.2)
+    caller, slow = threading.get_ident(), [0.3]
+    with Live(own_s=0.03, tier0_s=lambda _rows: slow[0] if slow and threading.get_ident() == caller else 0.035,
+              tier1_s=lambda: 0.015) as live:  # fmt: skip
+        live.calls_until(lambda: live.captured and live.entry.own)
+        slow.clear()
+        assert live.entry.own_ratio is not None and live.entry.own_ratio < 0.2
+        until = time.monotonic() + 30
+        while not live.said(Action.REFUSE, Why.NOT_FASTER, 1) and time.monotonic() < until:
+            time.sleep(0.01)  # nobody calls
+        (lost,) = live.said(Action.REFUSE, Why.NOT_FASTER, 1)
+        assert lost.evidence["race"] == PAUSED and TIER1 in live.entry.retries
+        live.calls_until(lambda: bool(live.said(Action.DEPLOY, Why.FASTER, 1)))
+        assert live.entry.own_ratio > 0.5
+
+
+def test_a_ratio_that_calls_showed_twice_is_believed() -> None:
+    with Live(own_s=0.002, tier0_s=0.006, tier1_s=lambda: 0.003) as live:
+        live.calls_until(lambda: live.captured and live.entry.own and TIER1 in live.entry.refused)
+        judge, entry = judge_module.Judge(live.engine.plans), live.entry
+        entry.own_doubted, entry.contest = False, None
+        by_ratio, by_itself = Trial(600.0, 900.0, 9, won=False), Trial(600.0, 9000.0, 9, won=False)
+        assert judge._doubted(entry, by_itself, 0.1) is by_itself and entry.contest is None
+        assert not judge._doubted(entry, by_ratio, 0.1).decided and entry.contest is not None
+        entry.contest = None
+        assert judge._doubted(entry, by_ratio, 0.1) is by_ratio
+
+
 def test_calls_that_are_rare_leave_the_race_to_their_pauses() -> None:
     with Live(own_s=0.006, tier0_s=0.003) as live:
         live.calls_until(lambda: bool(live.said(Action.DEPLOY, Why.FASTER, 1)), pause_s=0.25)
@@ -144,7 +177,7 @@ def test_threads_and_sizes_have_rounds_of_their_own() -> None:
 def forced(live: Live, factor: float) -> int:
     """Calls until a plan that was forced in is gone again."""
     live.calls_until(lambda: live.captured and live.entry.own_ratio is not None and TIER1 in live.entry.refused)
-    plan = live._tier1(live.entry.baseline.graph, live.entry.weights, ())  # pyright: ignore[reportPrivateUsage]
+    plan = live._tier1(live.entry.baseline.graph, live.entry.weights, ())
     slow = replace(plan, run=asleep(plan.run, lambda: factor * 0.002))
     exchange(live.entry, slow)
     return live.calls_until(lambda: live.entry.plan is live.entry.baseline)

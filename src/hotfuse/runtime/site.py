@@ -159,6 +159,8 @@ class Entry:
     """The model's own code answers where the baseline would: it was not slower on live calls."""
     own_ratio: float | None = None
     """What the model's own code takes over what the baseline takes; None before live calls have decided between them."""
+    own_doubted: bool = False
+    """That alone spoke against a plan, and calls were asked once more."""
     dispatch_s: tuple[float, bool, bool] = (0.0, False, False)
     """What finding a plan for a call takes, which calls that go straight to the own code do not pay; whether native code was
     asked; and whether all of the way to the plan was measured, the look through the model with it."""

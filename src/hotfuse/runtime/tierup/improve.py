@@ -285,6 +285,7 @@ class Improver:
         if changed and MACHINE.intersection(changed):
             entry.weighed, entry.planned_by = GraphWeights(), None  # measured as it was, and nothing of it holds
             entry.own_ratio = None if entry.plan is entry.baseline else entry.own_ratio
+            entry.own_doubted = False
             for audit in list(entry.audits.values()):
                 audit.reopen(entry.calls)
             self._context.decide(Action.NOTICE, Why.CIRCUMSTANCES, changed=", ".join(changed), threads=stamp[THREADS],

@@ -30,7 +30,7 @@ from hotfuse.runtime.tierup.contest import BADLY, PlanContest
 from hotfuse.runtime.tierup.lull import POLL_S, Computing, Lull
 from hotfuse.runtime.tierup.objective import Race
 from hotfuse.runtime.tierup.own_code import decided
-from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, HALVED, Trial
+from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, HALVED, MARGIN, Trial
 from hotfuse.specialize.table import PLACED
 
 LIVE_S, MOST_LIVE_S, MIN_ROUNDS = 20.0, 120.0, 8
@@ -83,7 +83,7 @@ class Judge:
                                    undisturbed=lull.undisturbed, handicap=handicap, **how)  # fmt: skip
                 found = replace(found, by="rounds while nobody called")
                 if found.decided or not lull.disturbed:
-                    return found
+                    return self._doubted(entry, found, handicap)
             elif not live:
                 with background_priority.waiting():
                     time.sleep(POLL_S)
@@ -134,6 +134,17 @@ class Judge:
             entry.close(again)
             entry.own_ratio = again.ratio or entry.own_ratio
         return new > BADLY * _handicap(entry, contest) * old
+
+    def _doubted(self, entry: Entry, found: Trial, handicap: float) -> Trial:
+        """What rounds while nobody called found; undecided where all that speaks against the new one is the ratio of the model's
+        own code to tier 0. That was not among these rounds, and a few calls on a busy machine may have got it ten times wrong:
+        calls decide it once more, and what they say then is believed.
+        """
+        if found.won or not found.new_us < MARGIN * found.old_us / handicap or entry.own_doubted or entry.contest is not None:
+            return found
+        entry.own_doubted = True
+        entry.open(PlanContest(entry.baseline, entry.baseline, own=True))
+        return replace(found, decided=False)
 
     def baseline(self, entry: Entry, seen: Sequence[tuple[float, float]] = ()) -> None:
         """A plan that must beat the better of tier 0 and the model's own code waits until calls have shown which that is. Where it
