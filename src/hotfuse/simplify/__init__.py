@@ -6,6 +6,7 @@ from hotfuse.simplify import identities, redundant
 from hotfuse.simplify.dead_rows import without_dead_rows
 from hotfuse.simplify.einsum import einsums_as_products
 from hotfuse.simplify.expert_loops import expert_loops
+from hotfuse.simplify.masked_writes import masked_writes
 from hotfuse.simplify.picked_rows import without_unpicked_rows
 
 TIER0: tuple[Rule, ...] = (*redundant.RULES, *identities.RULES)
@@ -19,10 +20,10 @@ def simplify(graph: Graph, rules: tuple[Rule, ...] = TIER0) -> tuple[Graph, tupl
 
 def simplify_captured(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     """A graph as a front end gives it, as every tier begins with it: without needless nodes, with einsums and loops over experts as
-    products, and without rows that nobody reads or data do not pick.
+    products, writes where a mask says so as choices, and without rows that nobody reads or data do not pick.
     And what `explain()` says of that.
     """
-    graph, _ = simplify(einsums_as_products(graph)[0])
+    graph, _ = simplify(masked_writes(einsums_as_products(graph)[0])[0])
     graph, loops = expert_loops(graph)
     fewer, products = without_dead_rows(graph)
     picked, by_data = without_unpicked_rows(fewer)
