@@ -139,6 +139,14 @@ class PaddedEncoder(nn.Module):
                 return torch.einsum("bsd,bs->bd", x, mask.to(x.dtype)) / rows.sum(1)
             case "largest":
                 return x.masked_fill(rows == 0, -torch.inf).amax(1)
+            case "largest, written":  # as sentence-transformers does it
+                wide, x = mask.unsqueeze(-1).expand(x.size()).to(x.dtype), x.clone()
+                x[wide == 0] = -1e9
+                return x.max(1)[0]
+            case "largest, rows written":
+                x = x.clone()
+                x[mask == 0] = -torch.inf
+                return x.max(1)[0]
             case "weighed, low":
                 weights = self.score(x).squeeze(-1).masked_fill(mask == 0, -1e9).softmax(1)
                 return torch.einsum("bs,bsd->bd", weights, x)
@@ -153,6 +161,39 @@ class PaddedEncoder(nn.Module):
                 return (x * weights[..., None]).sum(1)
             case _:
                 return x
+
+
+class Answering(nn.Module):
+    """A padded encoder, and a decoder of another length whose rows see the live rows of the encoder's."""
+
+    def __init__(self, attends: str = "bool", asks: int = 4) -> None:
+        super().__init__()
+        self.encoder, self.attends, self.asks = PaddedEncoder(pools="nothing"), attends, asks
+        self.tokens, self.norm = nn.Embedding(TOKENS, WIDTH), nn.LayerNorm(WIDTH)
+        self.q, self.kv, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.library = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        x, y = self.encoder(ids, mask), self.tokens(asked)
+        for _ in range(2):
+            if self.attends == "library":  # heads and sequences share an axis
+                seen = self.library(y, x, x, key_padding_mask=mask == 0)[0]
+            else:
+                shape = (len(ids), -1, HEADS, WIDTH // HEADS)
+                q, k, v = (t.view(shape).transpose(1, 2) for t in (self.q(y), *self.kv(x).chunk(2, -1)))
+                seen = self.out(self._attend(q, k, v, mask[:, None, None, :]).transpose(1, 2).reshape(y.shape))
+            y = self.norm(y + seen)
+        return y
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        if self.attends == "spelled":
+            return (q @ k.transpose(-1, -2) / 4 + (1.0 - keys.to(q.dtype)) * torch.finfo(q.dtype).min).softmax(-1) @ v
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keys.bool())
+
+    def batch(self, sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, ...]:
+        """A padded batch, and what is asked of each sequence; of varying length where the model's is 0."""
+        asks = self.asks or 1 + rows // 3
+        return *batch(sequences, rows, share), torch.randint(0, TOKENS, (sequences, asks))
 
 
 class MaskedInside(nn.Module):

@@ -19,7 +19,7 @@ from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.serve.packing import PackedRun, Padded
 from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, padded_traffic
 from hotfuse.specialize.row_demands import CannotPack
-from tests.padded import AttendingEncoder, LibraryEncoder, MaskedInside, PaddedEncoder, batch, features
+from tests.padded import Answering, AttendingEncoder, LibraryEncoder, MaskedInside, PaddedEncoder, batch, features
 
 CAPTURED = Settings(capture="inline", tiers=0)
 Batches = Callable[..., tuple[torch.Tensor, ...]]
@@ -110,14 +110,36 @@ def test_other_orders_stay_padded() -> None:
     assert_right(model, found, plan, batch(3, 16))
 
 
-@pytest.mark.parametrize("pools", ["expanded mean", "last", "largest", "weighed", "weighed, low",
-                                   "weighed, lowered", "a product", "a product, turned", "an einsum"])
+@pytest.mark.parametrize("pools", ["expanded mean", "last", "largest", "largest, written", "largest, rows written", "weighed",
+                                   "weighed, low", "weighed, lowered", "a product", "a product, turned", "an einsum"])
 def test_every_reading_of_the_result(pools: str) -> None:
     model = PaddedEncoder(pools=pools)
     found, plan = packed(model, dynamic=pools == "last")
     assert found.packing.products >= 7
     for sequences, rows in ((3, 16), (2, 2), (5, 30)) if pools == "last" else ((3, 16),):
         assert_right(model, found, plan, batch(sequences, rows))
+
+
+@pytest.mark.parametrize(("attends", "dynamic"), [("bool", False), ("spelled", False), ("library", True)])
+def test_a_decoder_sees_live_rows_of_the_encoder(attends: str, dynamic: bool) -> None:
+    model = Answering(attends, asks=0 if dynamic else 4)
+    entry = captured(model, model.batch, dynamic)
+    sequences = 2 if dynamic else 3
+    calls = [model.batch(sequences, 16) for _ in range(4)]
+    found = padded_traffic(entry.baseline.graph, entry.weights, calls, ignore_outputs=False)
+    assert found.packing.products >= 8, "all of the encoder, and keys and values of the decoder"
+    given = found.packer(calls[0])
+    assert isinstance(given, tuple)
+    plans = [compile_tier0(found.packing.graph, entry.weights, CAPTURED)]
+    if attends == "bool":  # others are the same nodes by then
+        plans.append(compile_tier1(found.packing.graph, entry.weights, [*calls[0], *given], CAPTURED))
+    for rows, share in ((16, 0.05), (16, 1.0), *(((33, 0.4), (7, 0.4)) if dynamic else ())):
+        for plan in plans:
+            assert_right(model, found, plan, model.batch(sequences, rows, share))
+    assert plans[-1].counters().get("fell_back", 0) == 0
+    empty = model.batch(sequences, 16)
+    empty[1][1] = 0
+    assert found.packer(empty) is Padded.EMPTY
 
 
 def test_scores_that_are_a_result_keep_what_they_are_at_dead_rows() -> None:

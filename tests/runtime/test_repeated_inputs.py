@@ -190,6 +190,18 @@ def test_lucky_calls_of_the_plan_there_was_end_nothing(parts: Parts) -> None:
     assert lucky > 100 and run.hits > 0.95 * hits and run.saved_s > 0, run.counters()
 
 
+def test_misses_that_find_the_plan_there_was_out_of_the_caches_count(parts: Parts) -> None:
+    """Traffic that flips every call: hits save half of a call, others take twice as long as they would without the layer."""
+    run, y, same, spent = parts.run, torch.randn(6), torch.full((6,), -1.0), 0.0
+    for n in range(4000):
+        parts.takes["whole"] = 2.0 if parts.made[-1:] in ([], ["whole"]) else 4.0
+        x = torch.full((6,), float(n)) if n % 2 else same
+        before = parts.now
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+        spent += parts.now - before
+    assert run.hits and spent < 1.05 * 2.0 * 4000, (spent, run.counters())
+
+
 def test_new_contents_that_come_again_are_kept_when_they_first_come(parts: Parts) -> None:
     run, made, y = parts.run, parts.made, torch.randn(6)
     for n in range(kept_results.TIMED + 500):  # one image, ten prompts

@@ -18,7 +18,7 @@ import torch
 from hotfuse.analysis.shapes import holds
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import evaluate, symbols
-from hotfuse.ir.graph import Arg, Graph, Node, Value, map_node, map_values, sources
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, sources
 from hotfuse.ir.types import ScalarType, TensorType, Type, dims_of
 from hotfuse.ops.dense_order import layout_by
 from hotfuse.ops.table import is_random, resolve
@@ -47,6 +47,12 @@ def relaid(graph: Graph, changed: Collection[str], sizes: Mapping[str, int]) -> 
     nodes: list[Node] = []
     for node in graph.nodes:
         if not any(v.name in new or v.name in changed for v in (*node.ins, *node.outs)):
+            made |= {v.name: _stand_in(v.type, sizes) for v in node.outs}
+            nodes.append(node)
+            continue
+        if node.kind is Kind.CONTROL:  # what it gives lies as it did where what it is given does
+            if any(v.name in new for v in node.ins):
+                raise InternalError("a graph cannot be laid out anew", because="a branch or a loop is given what lies otherwise")
             made |= {v.name: _stand_in(v.type, sizes) for v in node.outs}
             nodes.append(node)
             continue

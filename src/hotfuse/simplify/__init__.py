@@ -8,6 +8,7 @@ from hotfuse.simplify.dead_rows import without_dead_rows
 from hotfuse.simplify.einsum import einsums_as_products
 from hotfuse.simplify.expert_loops import expert_loops
 from hotfuse.simplify.filled import filled_at_once
+from hotfuse.simplify.masked_writes import masked_writes
 from hotfuse.simplify.picked_rows import without_unpicked_rows
 
 TIER0: tuple[Rule, ...] = (*redundant.RULES, *identities.RULES)
@@ -21,10 +22,15 @@ def simplify(graph: Graph, rules: tuple[Rule, ...] = TIER0) -> tuple[Graph, tupl
 
 def simplify_captured(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     """A graph as a front end gives it, as every tier begins with it: without needless nodes, with einsums, recurrent cells and
-    loops over experts as products, with tensors put together once, and without rows that nobody reads or data do not pick.
+    loops over experts as products, with tensors put together once, writes where a mask says so as choices, and without rows that
+    nobody reads or data do not pick.
     And what `explain()` says of that.
     """
-    graph, _ = simplify(cells_as_products(einsums_as_products(filled_at_once(graph)[0])[0])[0])
+    graph, _ = filled_at_once(graph)
+    graph, _ = einsums_as_products(graph)
+    graph, _ = cells_as_products(graph)
+    graph, _ = masked_writes(graph)
+    graph, _ = simplify(graph)
     graph, loops = expert_loops(graph)
     fewer, products = without_dead_rows(graph)
     picked, by_data = without_unpicked_rows(fewer)

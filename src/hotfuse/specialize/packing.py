@@ -63,7 +63,7 @@ class PackedInput(StrEnum):
     KEY_PLACES = "key places"
     """i64[T, S]: of each live row, where the live rows of its sequence lie, in order; any behind them."""
     QUERIES = "queries"
-    """i64[B + 1]: one row of each sequence."""
+    """i64[B + 1]: one row of each sequence; times how many queries a sequence has, where its queries begin."""
 
 
 _PICKED = {PickedRow.FIRST: PackedInput.FIRST, PickedRow.LAST: PackedInput.LAST, PickedRow.COUNTED: PackedInput.COUNTED,
@@ -97,8 +97,8 @@ class Packing:
 
 def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, ignore_outputs: bool = False) -> Packing:
     """The graph on live rows; raises CannotPack where no product gets smaller. With `ignore_outputs`, those are 0 at dead rows."""
-    if any(n.kind is not Kind.OPERATOR or is_mutating(n.op) or _draws(n) for n in graph.nodes):
-        raise CannotPack("it has branches, loops or ops that are not pure")
+    if not _is_pure(graph):
+        raise CannotPack("it has ops that are not pure")
     ordered = ordered_facts(graph, mask, weights)
 
     def demanded(*, front: bool) -> RowDemands:
@@ -115,8 +115,13 @@ def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tens
     return _PackedWriter(demands).run()
 
 
-def _draws(node: Node) -> bool:
-    return draws_random(node.op, node.args, dict(node.attrs))
+def _is_pure(graph: Graph) -> bool:
+    """Whether a graph only computes; branches and loops do where their bodies do, and read whole values."""
+    operators = (n for n in graph.nodes if n.kind is Kind.OPERATOR)
+    bodies = (g for n in graph.nodes if n.kind is Kind.CONTROL for g in n.graphs)
+    known = all(n.kind in (Kind.OPERATOR, Kind.CONTROL) for n in graph.nodes)
+    pure = all(not is_mutating(n.op) and not draws_random(n.op, n.args, dict(n.attrs)) for n in operators)
+    return known and pure and all(map(_is_pure, bodies))
 
 
 class _PackedWriter(RowsWriter):
@@ -251,18 +256,12 @@ class _PackedWriter(RowsWriter):
         dtype = self._type(how.q).dtype
         heads = shape_of(how.q)[1] if how.heads is None else how.heads
         width = shape_of(how.v)[-1]
-        t: Dim = self.mask.sequences if asked else self.live_rows
-        if asked and how.heads is None:  # [B, heads, 1, width]: one row of each sequence
-            q = self._node("aten.select.int", (how.q, 2, 0), how.q.name, dtype, (t, heads, shape_of(how.q)[3]))
-        elif asked:  # [B * heads, 1, width]
-            sizes = (self._known(t), self._known(heads), self._known(shape_of(how.q)[2]))
-            q = self._node("aten.reshape.default", (how.q, sizes), how.q.name, dtype, (t, heads, shape_of(how.q)[2]))
-        else:
-            q = self._by_token(self.rows(how.q), turned=False)
+        t: Dim = expr("*", self.mask.sequences, how.asks) if asked else self.live_rows
+        q = self._queries(how, heads) if asked else self._by_token(self.rows(how.q), turned=False)
         k = self._by_token(self.rows(how.k), turned=how.turned)
         v = self._by_token(self.rows(how.v), turned=False)
         offsets = self._given(PackedInput.OFFSETS)
-        where = (self._given(PackedInput.QUERIES), offsets) if asked else (offsets, None)
+        where = (self._offsets_of_queries(how), offsets) if asked else (offsets, None)
         args: tuple[Arg, ...]
         if self.device == "cpu":
             bias = None if how.bias is None else self._bias(how.bias, heads)
@@ -271,19 +270,64 @@ class _PackedWriter(RowsWriter):
             op, args = bounded_attention.NAME, (q, k, v, *where, how.scale, self._length(), how.causal)
         made = self._node(f"{op}.default", args, node.outs[0].name, dtype, (t, heads, width))
         if asked:
-            out = node.outs[0]
-            self.changed.add(out.name)
-            if how.heads is None:
-                self.nodes.append(Node(Kind.OPERATOR, "aten.unsqueeze.default", (made, 2), (out,)))
-            else:
-                flat = self._node("aten.flatten.using_ints", (made, 0, 1), out.name, dtype, (expr("*", t, heads), width))
-                self.nodes.append(Node(Kind.OPERATOR, "aten.unsqueeze.default", (flat, 1), (out,)))
+            self._answers(made, how, heads, node.outs[0])
             return
         if how.heads is not None:
             self.packed[node.outs[0].name] = self._permuted(made, (1, 0, 2))
             return
         one = self._node("aten.unsqueeze.default", (made, 0), node.outs[0].name, dtype, (1, t, heads, width))
         self.packed[node.outs[0].name] = self._permuted(one, (0, 2, 1, 3))
+
+    def _queries(self, how: MaskedAttention, heads: Dim) -> Value:
+        """Whole queries, [B, heads, n, width] or [B * heads, n, width], as [B * n, heads, width]."""
+        b, dtype, width = self.mask.sequences, self._type(how.q).dtype, shape_of(how.q)[-1]
+        by_head = how.q
+        if how.asks == 1 and how.heads is None:
+            return self._node("aten.select.int", (how.q, 2, 0), how.q.name, dtype, (b, heads, width))
+        if how.asks == 1:
+            sizes = (self._known(b), self._known(heads), self._known(width))
+            return self._node("aten.reshape.default", (how.q, sizes), how.q.name, dtype, (b, heads, width))
+        if how.heads is not None:
+            sizes = (-1, self._known(heads), self._asks(how), self._known(width))
+            by_head = self._node("aten.reshape.default", (how.q, sizes), how.q.name, dtype, (b, heads, how.asks, width))
+        by_query = self._permuted(by_head, (0, 2, 1, 3))
+        return self._node("aten.flatten.using_ints", (by_query, 0, 1), how.q.name, dtype, (expr("*", b, how.asks), heads, width))
+
+    def _offsets_of_queries(self, how: MaskedAttention) -> Value:
+        """Where each sequence's whole queries begin."""
+        one = self._given(PackedInput.QUERIES)
+        if how.asks == 1:
+            return one
+        return self._node("aten.mul.Tensor", (one, self._asks(how)), "queries", DType.I64, shape_of(one))
+
+    def _answers(self, made: Value, how: MaskedAttention, heads: Dim, out: Value) -> None:
+        """What an attention of whole queries gave, [B * n, heads, width], as the graph has it."""
+        b, n, width, dtype = self.mask.sequences, how.asks, shape_of(made)[-1], self._type(how.q).dtype
+        self.changed.add(out.name)
+        if n == 1 and how.heads is None:
+            self.nodes.append(Node(Kind.OPERATOR, "aten.unsqueeze.default", (made, 2), (out,)))
+        elif n == 1:
+            flat = self._node("aten.flatten.using_ints", (made, 0, 1), out.name, dtype, (expr("*", b, heads), width))
+            self.nodes.append(Node(Kind.OPERATOR, "aten.unsqueeze.default", (flat, 1), (out,)))
+        else:
+            sizes = (-1, self._asks(how), self._known(heads), self._known(width))
+            apart = self._node("aten.reshape.default", (made, sizes), out.name, dtype, (b, n, heads, width))
+            if how.heads is None:
+                self.nodes.append(Node(Kind.OPERATOR, "aten.permute.default", (apart, (0, 2, 1, 3)), (out,)))
+                return
+            by_head = self._permuted(apart, (0, 2, 1, 3))
+            self.nodes.append(Node(Kind.OPERATOR, "aten.flatten.using_ints", (by_head, 0, 1), (out,)))
+
+    def _asks(self, how: MaskedAttention) -> Arg:
+        """How many queries a sequence has, as a number."""
+        if isinstance(how.asks, int):
+            return how.asks
+        if how.asks not in self.sizes:
+            made = self._value("queries", ScalarType(ScalarKind.INT, how.asks))
+            axis = 2 if how.heads is None else 1
+            self.nodes.append(Node(Kind.OPERATOR, "aten.sym_size.int", (how.q, axis), (made,)))
+            self.sizes[how.asks] = made
+        return self.sizes[how.asks]
 
     def _length(self) -> Arg:
         """How many rows a sequence has at most."""

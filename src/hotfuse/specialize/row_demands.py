@@ -393,7 +393,7 @@ class RowDemands:
                 self.whole.add(how.bias.name)
             if how.causal and how.empty_is_nan:  # a dead row before the first live one would be NaN, and so would all of them
                 self.first = True
-        elif wanted_whole and how.asks == 1:
+        elif wanted_whole and self._may_ask(how):
             self.whole.add(how.q.name)
             mode = RowMode.ASKED
         else:
@@ -401,6 +401,14 @@ class RowDemands:
         self._want(how.k, how.keys)
         self._want(how.v, how.queries)
         return mode
+
+    def _may_ask(self, how: MaskedAttention) -> bool:
+        """Whether whole queries may see live keys alone: one of each sequence, or on CPUs as many as another sequence has (a
+        decoder's, queries for boxes). Where these are the rows themselves, what is made of them would all be computed whole.
+        """
+        if how.asks == 1:
+            return True
+        return how.asks != self.mask.rows and how.bias is None and not how.causal and _on_cpu(how.q)
 
     def _hints(self) -> dict[str, RowPlaces]:
         """Where rows lie in what is made of attention: a guess at what is worth packing, which nothing else rests on."""

@@ -10,6 +10,8 @@
 Bytes decide, not identity: a write through numpy, through `.data` or from another language changes neither a tensor's identity nor
 its version. Comparing stops at the first difference, so a miss costs next to nothing, and a hit one read of the inputs. Results
 share no memory with what is kept. Whether keeping pays is weighed by the times of the very calls, so a wrong bet ends by itself.
+Misses count, too: the plan there was has packed weights of its own, and where it runs now and then it finds them out of the caches,
+which calls would not without this layer. What a call takes there is told by those behind another of its calls.
 """
 
 from __future__ import annotations
@@ -118,7 +120,11 @@ class RepeatedInputs:
         """Contents in a row that were kept when they first came, and have not come again."""
         self._resting = self._in_vain = self._doubled = 0
         self._times, self._untimed = deque[float](maxlen=OF_LATE), TIMED
-        """What calls took of late in the plan there was, and how many are still to be timed for that."""
+        """What calls took of late in the plan there was, behind others of its own, and how many are still to be timed for that."""
+        self._cold = deque[float](maxlen=OF_LATE)
+        """The same of calls behind others that it did not answer; they tell no more than what it takes at most."""
+        self._behind_whole = False
+        """Whether the plan there was answered the last call."""
         self._usual_s = math.inf
         """The middle one of them: the least was taken while everything was at hand, and other calls are not."""
         self._balance_s, self._weighed = 0.0, 0
@@ -126,11 +132,13 @@ class RepeatedInputs:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """The graph's outputs."""
         if self._resting > 0 and not self._returned(inputs):
+            if self._resting < OF_LATE:
+                return self._timed(inputs)[0]
             self.passed += 1
             return self._whole(*inputs)
         if self._untimed > 0:
             self._untimed -= 1
-            return self._timed(inputs)
+            return self._timed(inputs)[0]
         begin = time.perf_counter()
         mine = [inputs[i] for i in self._takes]
         known = self._known
@@ -143,22 +151,28 @@ class RepeatedInputs:
             if found is not known[0]:
                 self._known = (found, *(k for k in known if k is not found))
         elif (found := self._admitted(mine)) is None:
-            return self._timed(inputs)
+            outs, seconds = self._timed(inputs)
+            self._weigh(seconds)
+            return outs
+        self._behind_whole = False
         outs = tuple([_own(o, found.storages) for o in self._rest_run(*inputs, *found.values)])
         self._weigh(time.perf_counter() - begin)
         return outs
 
-    def _timed(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """A call in the plan there was, to know what that takes."""
+    def _timed(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], float]:
+        """A call in the plan there was, to know what that takes, and its seconds."""
         self.passed += 1
+        times = self._times if self._behind_whole else self._cold
+        self._behind_whole = True
         begin = time.perf_counter()
         outs = self._whole(*inputs)
-        self._times.append(time.perf_counter() - begin)
-        self._usual_s = sorted(self._times)[len(self._times) // 2]
-        return outs
+        seconds = time.perf_counter() - begin
+        times.append(seconds)
+        self._usual_s = min(sorted(t)[len(t) // 2] for t in (self._times, self._cold) if t)
+        return outs, seconds
 
     def _weigh(self, seconds: float) -> None:
-        """A call that looked took so long."""
+        """A call that looked took so long, whoever answered it."""
         saved = self._usual_s - min(seconds, OUTLIER * self._usual_s)
         self.saved_s += saved
         self._balance_s += saved
@@ -174,8 +188,7 @@ class RepeatedInputs:
         """During a while: whether what is kept has come again, which ends it; one call in a few is asked."""
         self._resting -= 1
         if self._resting == 0:
-            self._noted, self._usual_s, self._untimed = (), math.inf, 1
-            self._times.clear()
+            self._noted = ()
         if not self._known or self._resting % PEEK:
             return False
         mine = [inputs[i] for i in self._takes]
@@ -224,7 +237,9 @@ class RepeatedInputs:
         self._known = self._known if self._doubled < most_doubled else ()
         self._noted, self._in_vain = (), 0
         self._balance_s, self._weighed = 0.0, 0
-        self._resting = FIRST_REST << min(self._doubled, most_doubled)
+        self._resting, self._behind_whole = FIRST_REST << min(self._doubled, most_doubled), True
+        self._times.clear()
+        self._cold.clear()
         self._doubled = min(self._doubled + 1, MOST_DOUBLED)
 
     @property
