@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.onnx.native_floats.native_lstm import float_weights, native_lstm
 from hotfuse.frontends.onnx.packed_lstm import NOT_PACKED, PACKED, PackedLstm, packed
 from hotfuse.frontends.onnx.registry import Ctx, DataDependent, Prepare, Prepared, Varies, onnx_op
 from hotfuse.ops import one_step
@@ -184,7 +185,10 @@ def _prepare(kind: str) -> Prepare:
         fn = {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
         held = [*(t for ps in params for t in ps), *in_order]
         note = "" if kind != "LSTM" else NOT_PACKED if None in in_order else PACKED
-        return Prepared(partial(fn, _Ready(ctx, params, in_order), **attrs), sum(t.nbytes for t in held if t is not None), note)
+        call: Callable[..., Any] = partial(fn, _Ready(ctx, params, in_order), **attrs)
+        if kind == "LSTM" and (native := native_lstm(float_weights(w, r), b, attrs, call, int(w.shape[2]), int(r.shape[2]))):
+            call = native
+        return Prepared(call, sum(t.nbytes for t in held if t is not None), note)
 
     return prepare
 
