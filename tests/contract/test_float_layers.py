@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch import Tensor
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.native_floats import native_lstm, native_windows
+from hotfuse.frontends.onnx.native_floats import native_recurrent, native_windows
+from hotfuse.frontends.onnx.native_floats.native_gru import NativeGru
 from hotfuse.frontends.onnx.native_floats.native_lstm import LstmWeights, NativeLstm, float_weights
 from hotfuse.frontends.onnx.native_floats.native_windows import SmallConv, WindowPanels, window_product
 from hotfuse.machine.probe import usable_features
@@ -85,7 +87,7 @@ def test_lstm_layers_are_the_equations(
             LstmWeights(lambda k=k: bytes_[0][k], lambda k=k: bytes_[1][k], scales[0][k], scales[1][k]) for k in range(d)
         ]
     else:
-        w, r = torch.randn(d, 4 * hidden, features), torch.randn(d, 4 * hidden, hidden)
+        w, r = torch.randn(d, 4 * hidden, features) / 3, torch.randn(d, 4 * hidden, hidden) / 3
         weights = float_weights(w, r)
     layer = NativeLstm(weights, b, backwards, never, features, hidden)
     for first, second in ((h, c), (None, c), (h.transpose(1, 2).contiguous().transpose(1, 2), None)):
@@ -95,6 +97,37 @@ def test_lstm_layers_are_the_equations(
         for mine, theirs in zip(got, want, strict=True):
             torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=2e-5)
     assert layer.bytes > 0
+
+
+@pytest.mark.parametrize(("steps", "batch", "features", "hidden"), [(1, 1, 1, 1), (5, 2, 7, 13), (30, 1, 64, 33), (3, 26, 5, 20)])
+@pytest.mark.parametrize("backwards", [(False,), (True,), (False, True)])
+@pytest.mark.parametrize("before_reset", [False, True])
+def test_gru_layers_are_the_equations(
+    native: FloatLayers, steps: int, batch: int, features: int, hidden: int, backwards: tuple[bool, ...], before_reset: bool
+) -> None:
+    d = len(backwards)
+    x, h, b = torch.randn(steps, batch, features), torch.randn(d, batch, hidden), torch.randn(d, 6 * hidden)
+    w, r = torch.randn(d, 3 * hidden, features) / 3, torch.randn(d, 3 * hidden, hidden) / 3
+    layer = NativeGru(w, r, b, before_reset, backwards, never)
+    for first in (h, None):
+        ys: list[Tensor] = []
+        lasts: list[Tensor] = []
+        for k, back in enumerate(backwards):
+            now, out = torch.zeros(batch, hidden).double() if first is None else first[k].double(), []
+            r_z, r_r, r_h = r[k].double().chunk(3)
+            b_w, b_r = b[k].double().chunk(2)
+            for t in reversed(range(steps)) if back else range(steps):
+                x_z, x_r, x_h = (x[t].double() @ w[k].double().t() + b_w).chunk(3, 1)
+                z = (x_z + now @ r_z.t() + b_r[:hidden]).sigmoid()
+                reset = (x_r + now @ r_r.t() + b_r[hidden : 2 * hidden]).sigmoid()
+                last = b_r[2 * hidden :]
+                inner = reset * (now @ r_h.t() + last) if before_reset else (reset * now) @ r_h.t() + last
+                now = (1 - z) * (x_h + inner).tanh() + z * now
+                out.append(now)
+            ys.append(torch.stack(out[::-1] if back else out))
+            lasts.append(now)
+        for mine, theirs in zip(layer(x, w, r, b, None, first), (torch.stack(ys, 1), torch.stack(lasts)), strict=True):
+            torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=2e-5)
 
 
 def test_gates_of_odd_numbers(native: FloatLayers) -> None:
@@ -227,7 +260,7 @@ def test_files_with_lstm_layers_are_served_natively(monkeypatch: pytest.MonkeyPa
         background_layers.layers = None
         before = module(x)
         module(x)  # recorded
-        background_layers.layers = FloatLayers(real.target, real.window_product, counted)
+        background_layers.layers = replace(real, lstm=counted)
         calls.clear()
         for after in (module(x), module(x)):
             for mine, theirs in zip(after, before, strict=True):
@@ -242,7 +275,7 @@ def test_weights_that_were_let_go_are_packed_again(native: FloatLayers) -> None:
     x = torch.randn(3, 2, 4)
     first = layer(x, w, r)
     held = layer.bytes
-    (direction,) = layer._directions  # pyright: ignore[reportPrivateUsage]
+    (direction,) = layer._ready  # pyright: ignore[reportPrivateUsage]
     assert held > 0 and direction.weights.let_go() == held and layer.bytes == 0
     assert all(torch.equal(a, b) for a, b in zip(layer(x, w, r), first, strict=True)) and layer.bytes == held
 
@@ -255,7 +288,7 @@ def test_what_a_layer_is_not_made_for_goes_to_the_library(native: FloatLayers, m
     assert layer(torch.randn(3, 2, 4).double(), w, r) is told
     assert layer(torch.randn(3, 2, 4), w, r, None, torch.tensor([3, 2])) is told  # lengths
     assert layer(torch.randn(3, 2, 4), w, r, None, None, torch.zeros(1, 3, 5)) is told  # states of another batch
-    monkeypatch.setattr(native_lstm, "SMALL_WORK", 0)
+    monkeypatch.setattr(native_recurrent, "SMALL_WORK", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert layer(torch.randn(3, 2, 4), w, r) is told  # a team is faster
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

@@ -1,26 +1,25 @@
 """Whole layers over those products, as text, and as functions of this process.
 
     window_product   a convolution: windows of an image in any order of memory are copied into rows, which are multiplied
-    lstm             one direction of an LSTM layer: the products of some steps' inputs, then step after step
+    lstm, gru        one direction of a recurrent layer: the products of some steps' inputs, then step after step
 
 torch's libraries take 15 to 50 us for the call of a convolution or a recurrent layer that has 5 us to compute, and most of what a
 small model does is such layers. Nothing here depends on a model: the code is compiled once, kept for later processes, and until
-it is there callers have the libraries. What a layer is told is a table of words (`WordTable`).
+it is there callers have the libraries. What a layer is told is a table of words (`word_table`).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor, int64, zeros
 
 from hotfuse.base.faults import steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.native.byte_text import FunctionText
-from hotfuse.native.float_layers import panel_products
+from hotfuse.native.float_layers import gru_code, panel_products
 from hotfuse.native.float_layers.gate_formulas import VectorMath, number
+from hotfuse.native.float_layers.word_table import field
 from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.native.toolchain import helper_object
@@ -35,7 +34,6 @@ LSTM_FIELDS = ("features", "hidden", "lane", "r_at", "w_scale", "r_scale", "bias
 """Of a direction of a layer. `lane`: hidden values filled up to whole vectors; gates are i, f, g and o, so many columns each.
 `r_at`: where the states' weights begin, in bytes behind the inputs'. `bytes`: whether weights are bytes. `back`: whether it reads
 backwards."""
-_ADDRESSES = frozenset({"bias", "w_scale", "r_scale"})
 CHUNK = 24
 """Windows that are copied and multiplied together: they stay in the first caches."""
 
@@ -43,23 +41,6 @@ CHUNK = 24
 def supported(target: CpuTarget) -> bool:
     """Whether there is code for a machine."""
     return target.name in ("avx512", "avx2")
-
-
-class WordTable:
-    """What a layer is told once; keeps alive what it points to."""
-
-    def __init__(self, fields: Sequence[str], **values: int | Tensor) -> None:
-        assert set(fields) == set(values)
-        self.kept = [v for v in values.values() if isinstance(v, Tensor)]
-        self.words = zeros(len(fields), dtype=int64)
-        for at, name in enumerate(fields):
-            value = values[name]
-            self.words[at] = value.data_ptr() if isinstance(value, Tensor) else int(value)
-        self.address = self.words.data_ptr()
-
-
-def _field(f: FunctionText, fields: Sequence[str], name: str) -> str:
-    return f.new(f"load {'ptr' if name in _ADDRESSES else 'i64'}, ptr {f.moved('%d', fields.index(name), 'i64')}")
 
 
 def _copy_text(target: CpuTarget) -> str:
@@ -120,7 +101,7 @@ def _windows_text() -> str:
     """`void window_product(ptr x, ptr y, ptr scratch, ptr d, ptr weights)`: y has channels innermost. The scratch has `CHUNK`
     rows of windows, and as many of padded columns behind them."""
     f = FunctionText("void @hf_window_product(ptr %x, ptr %y, ptr %scratch, ptr %d, ptr %weights)")
-    word = {name: _field(f, WINDOW_FIELDS, name) for name in WINDOW_FIELDS}
+    word = {name: field(f, WINDOW_FIELDS, name) for name in WINDOW_FIELDS}
     inputs, channels, columns = word["inputs"], word["channels"], word["columns"]
     plane, row = f.op("mul", word["rows"], word["cols"]), f.op("mul", inputs, 4)
     sums, wide = f.moved("%scratch", f.op("mul", row, CHUNK)), f.op("mul", word["padded"], 4)
@@ -206,7 +187,7 @@ def _cell_text(target: CpuTarget) -> str:
     """`void cell(ptr x, ptr h_sums, ptr c, ptr h, ptr d)`: one row's gates to its next states; gates are summed up here."""
     f, lanes = FunctionText("void @hf_cell(ptr %x, ptr %sums, ptr %c, ptr %h, ptr %d)"), target.lanes
     math = VectorMath(f, lanes)
-    word = {n: _field(f, LSTM_FIELDS, n) for n in ("lane", "w_scale", "r_scale", "bias")}
+    word = {n: field(f, LSTM_FIELDS, n) for n in ("lane", "w_scale", "r_scale", "bias")}
 
     def unit(u: str) -> int:
         def load(base: str, at: str) -> str:
@@ -235,7 +216,7 @@ def _lstm_text() -> str:
     are multiplied together; one for each row of the batch."""
     arguments = "ptr %x, ptr %y, ptr %h, ptr %c, ptr %last_h, ptr %last_c, ptr %scratch, ptr %d, ptr %weights"
     f = FunctionText(f"void @hf_lstm({arguments}, i64 %steps, i64 %batch, i64 %many)")
-    word = {n: _field(f, LSTM_FIELDS, n) for n in ("features", "hidden", "lane", "r_at", "bytes", "back", "directions")}
+    word = {n: field(f, LSTM_FIELDS, n) for n in ("features", "hidden", "lane", "r_at", "bytes", "back", "directions")}
     recurrent = f.moved("%weights", word["r_at"])
     backwards = f.new(f"icmp ne i64 {word['back']}, 0")
     lane, hidden, features = word["lane"], word["hidden"], word["features"]
@@ -310,7 +291,7 @@ def module_text(target: CpuTarget) -> str:
     math = VectorMath(FunctionText(""), target.lanes)
     return "\n".join((
         math.declared(), "declare i64 @llvm.smin.i64(i64, i64)", panel_products.text(target), _copy_text(target), _windows_text(),
-        _cell_text(target), _lstm_text(),
+        _cell_text(target), _lstm_text(), gru_code.text(target),
     ))  # fmt: skip
 
 
@@ -323,15 +304,15 @@ class FloatLayers:
     """x, y, scratch, table, weights"""
     lstm: Callable[..., Any]
     """x, y, h, c, last h, last c, scratch, table, weights, steps, batch, many"""
+    gru: Callable[..., Any]
+    """x, y, h, last h, scratch, table, weights, steps, batch, many"""
 
 
 def load_layers(target: CpuTarget) -> tuple[FloatLayers, Loaded]:
     """The layers made for a machine, and the code, which has to be kept."""
-    code = load_object(helper_object(module_text(target), target), ["hf_window_product", "hf_lstm"], {})
-    made = [
-        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n)(code.address(name))
-        for name, n in (("hf_window_product", 5), ("hf_lstm", 12))
-    ]
+    functions = {"hf_window_product": 5, "hf_lstm": 12, "hf_gru": 10}
+    code = load_object(helper_object(module_text(target), target), list(functions), {})
+    made = [ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n)(code.address(name)) for name, n in functions.items()]
     return FloatLayers(target, *made), code
 
 

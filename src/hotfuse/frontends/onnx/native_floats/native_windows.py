@@ -20,7 +20,8 @@ from torch import Tensor
 from hotfuse.frontends.onnx.native_floats.call_scratch import room
 from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, fastest, usable
 from hotfuse.native.float_layers import panel_products
-from hotfuse.native.float_layers.layer_code import CHUNK, WINDOW_FIELDS, FloatLayers, WordTable, background_layers
+from hotfuse.native.float_layers.layer_code import CHUNK, WINDOW_FIELDS, FloatLayers, background_layers
+from hotfuse.native.float_layers.word_table import WordTable
 from hotfuse.native.target import CpuTarget
 from hotfuse.ops.folded_conv import FoldedConv
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from hotfuse.frontends.onnx.constant_folding import Bounded
 from hotfuse.frontends.onnx.constant_products import ConstantProduct
 from hotfuse.frontends.onnx.elements import moved_as_it_is, norm_axis
-from hotfuse.frontends.onnx.native_floats.native_lstm import NativeLstm
+from hotfuse.frontends.onnx.native_floats.native_recurrent import NativeRecurrent
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.recording.conv_product import faster_of
 
@@ -48,7 +48,7 @@ def bound(
     x, op = xs[0], step.node.op
     if not isinstance(x, Tensor):
         return None
-    if isinstance(call, NativeLstm) and (layer := call.for_sizes(xs)) is not None:
+    if isinstance(call, NativeRecurrent) and (layer := call.for_sizes(xs)) is not None:
         return layer, tuple(range(len(xs)))
     if isinstance(call, ConstantProduct) and (product := call.for_sizes(x)) is not None:
         return product, tuple(range(len(xs)))
