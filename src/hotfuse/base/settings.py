@@ -152,6 +152,14 @@ class Settings:
     max_events: int = 4096
     """Decisions remembered per model; older ones are forgotten first."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.cache_dir, Path):
+            return
+        given: object = self.cache_dir
+        if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
+            raise InputError(f"cache_dir={given!r} is no path", because=f"it is a {type(given).__name__}", hint="a str or a Path")
+        object.__setattr__(self, "cache_dir", Path(path))
+
     @property
     def exact(self) -> bool:
         """Whether only transformations are allowed that are equal in real arithmetic."""

@@ -431,14 +431,14 @@ def load_kernels(target: CpuTarget) -> tuple[ByteKernels, Loaded]:
 
 
 @once
-def _loaded() -> tuple[ByteKernels, Loaded]:
-    return load_kernels(host())
-
-
-@once
 def byte_kernels() -> ByteKernels:
-    """The passes; the first caller waits until they are compiled."""
-    return _loaded()[0]
+    """The passes, for callers that wait until they are compiled, as everything does that is made once in a process."""
+    made, code = load_kernels(host())
+    _kept.append(code)
+    return made
+
+
+_kept: list[Loaded] = []
 
 
 class _BackgroundKernels:
@@ -455,8 +455,10 @@ class _BackgroundKernels:
             steady(self._make, "hotfuse-byte-kernels").start()
 
     def _make(self) -> None:
-        """Callers stay with the library's passes where it fails, which is counted."""
-        self.kernels = byte_kernels()
+        """Callers stay with the library's passes where it fails, which is counted. Calls may need what is made once: none waits
+        for this."""
+        self.kernels, code = load_kernels(host())
+        _kept.append(code)
 
 
 background = _BackgroundKernels()

@@ -105,7 +105,7 @@ Step = tuple[Any, tuple[Any, ...], dict[str, Any]]
 class FoldedConv:
     """`after(activation(before(conv(x))))` in one call; what it is not made for goes to `plain`."""
 
-    __slots__ = ("_calls", "_made", "bytes", "dims", "plain", "steps", "window")
+    __slots__ = ("_calls", "_made", "activation", "bytes", "dims", "plain", "steps", "window")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, window: Window, before: Affine, activation: Activation, after: Affine,
@@ -120,6 +120,7 @@ class FoldedConv:
         new, shift = self._made.value
         self.window = window
         """Of images: a signal is one of one row."""
+        self.activation: Activation = activation
         conv = (new, shift, window.stride, window.pads, window.dilation, window.groups)
         into, out_of = _as_image(window.groups) if self.dims == 3 else ((), ())
         self.steps: tuple[Step, ...] = (
@@ -143,9 +144,17 @@ class FoldedConv:
         """The bias with what was folded into it."""
         return self._made.value[1]
 
+    @property
+    def _place(self) -> int:
+        return next(k for k, step in enumerate(self.steps) if step[0] is torch.ops.aten.conv2d.default)
+
+    def behind(self, activated: bool) -> list[Callable[[Tensor], Tensor]]:
+        """What follows the convolution of an image, which may change it in place; without the activation where that is done."""
+        return self._calls[self._place + 1 + (len(_ACTIVATIONS[self.activation]) if activated else 0) :]
+
     def with_kernel(self, kernel: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The same call with another function of the image in place of the library's convolution."""
-        at = next(k for k, step in enumerate(self.steps) if step[0] is torch.ops.aten.conv2d.default)
+        at = self._place
         calls = [*self._calls[:at], kernel, *self._calls[at + 1 :]]
 
         def run(x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model_file import OnnxNode
+from hotfuse.frontends.onnx.native_floats.native_recurrent import NativeRecurrent
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, CallSource, Program, ProgramStep, Ready
 from hotfuse.frontends.onnx.recording.recorded_runs import Call
 from hotfuse.frontends.onnx.registry import VARIES
@@ -144,7 +145,7 @@ def _ready(program: Program, template: list[Value], made: Sequence[_FixedCall], 
     size, notes = sum(kept.values()) + sum(m.bytes for m in made), tuple(m.note for m in made if m.note)
     sources = tuple(CallSource(m.step, m.nested) for m in made)
     calls = [m.call.conv if isinstance(m.call, Bounded) else m.call for m in made]
-    packs = tuple(call for call in calls if isinstance(call, (ConvKernels, ConstantProduct)))
+    packs = tuple(call for call in calls if isinstance(call, (ConvKernels, ConstantProduct, NativeRecurrent)))
     return Ready(template, _calls(program, made, known), sources, size, tuple(nested.values()), notes=notes, packs=packs)
 
 
@@ -172,7 +173,7 @@ def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value], *, pack:
     if step.prepare is not None:
         inputs = [env[i] if i in known else VARIES for i in step.ins]
         if (made := step.prepare(step.ctx, inputs, step.attrs)) is not None:
-            call = made.call.plain if isinstance(made.call, ConstantProduct) and not pack else made.call
+            call = made.call.plain if isinstance(made.call, (ConstantProduct, NativeRecurrent)) and not pack else made.call
             return _made(step, limits.guard(step.node, step.attrs, call), made.bytes, note=made.note)
     return _made(step, step.call, nested=step.programs)
 

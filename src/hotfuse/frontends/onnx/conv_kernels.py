@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotfuse.frontends.onnx.native_floats import native_windows
 from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, fastest, usable
 from hotfuse.ops.folded_conv import FoldedConv
 
@@ -32,7 +33,7 @@ Images = Callable[[Tensor], Tensor]
 class ConvKernels:
     """A folded convolution, called by the kernel that is fastest for images of such a size."""
 
-    __slots__ = ("_chosen", "_packed", "_seen", "conv")
+    __slots__ = ("_chosen", "_packed", "_panels", "_seen", "conv")
 
     def __init__(self, conv: FoldedConv) -> None:
         self.conv = conv
@@ -40,11 +41,20 @@ class ConvKernels:
         """By bits of the number of elements, and threads."""
         self._seen: set[tuple[int, int]] = set()
         self._packed: PackedWeight | None = None
+        self._panels: native_windows.WindowPanels | None = None
 
     @property
     def bytes(self) -> int:
-        """Memory of the packed copy, while there is one."""
-        return 0 if self._packed is None else self._packed.bytes
+        """Memory of the packed copies, while there are any."""
+        return sum(p.bytes for p in (self._packed, self._panels) if p is not None)
+
+    def panels_for(self, x: Tensor) -> native_windows.WindowPanels | None:
+        """The weights for native code; None where that is not made for such images."""
+        if not native_windows.takes(self.conv, x):
+            return None
+        if self._panels is None:
+            self._panels = native_windows.WindowPanels(self.conv)
+        return self._panels
 
     def __call__(self, x: Any) -> Any:
         """The result for an image."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hotfuse.frontends.onnx.domains import microsoft as ops_microsoft
 from hotfuse.frontends.onnx.int8 import layers
 from hotfuse.frontends.onnx.int8.storage import available, byte_zero, number, prepare_dequantize, prepare_quantize
 from hotfuse.frontends.onnx.int8.sums import ByteScale, BytesOfTwo
+from hotfuse.frontends.onnx.native_floats.native_lstm import LstmWeights, NativeLstm, native_lstm
 from hotfuse.frontends.onnx.ops import pool as ops_pool
 from hotfuse.frontends.onnx.ops import recurrent as ops_recurrent
 from hotfuse.frontends.onnx.ops.quant import (
@@ -387,10 +389,35 @@ def _prepare_lstm(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
     if made is None:
         return None
 
-    def call(x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-        return made.call(x, w.transpose(1, 2), r.transpose(1, 2), b, *rest[:4])  # their sizes are all that is read of w and r
+    widened = made.call.plain if isinstance(made.call, NativeLstm) else made.call
 
-    return Prepared(call, made.bytes, f"{made.note}, widened from bytes" if made.note else "")
+    def call(x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+        return widened(x, w.transpose(1, 2), r.transpose(1, 2), b, *rest[:4])  # their sizes are all that is read of w and r
+
+    plain: Callable[..., Any] = call
+    if (bytes_ := _byte_weights(w, r, scales)) is not None:
+        plain = native_lstm(bytes_, b, attrs, call, int(w.shape[1]), int(r.shape[1])) or call
+    return Prepared(plain, made.bytes, f"{made.note}, widened from bytes" if made.note else "")
+
+
+def _byte_weights(w: Tensor, r: Tensor, scales: Sequence[Tensor]) -> list[LstmWeights] | None:
+    """Of each direction: signed bytes less their zero points; None where those are no signed bytes."""
+    wides: list[tuple[Callable[[int], Tensor], Tensor]] = []
+    for q, scale, zero in ((w, *scales[:2]), (r, *scales[2:])):
+        shift = zero.to(torch.int32).reshape((-1, 1, 1) if zero.dim() == 1 else (zero.shape[0], 1, zero.shape[1]))
+        least, most = (q.to(torch.int32) - shift).aminmax() if q.numel() else (torch.zeros(()), torch.zeros(()))
+        if least < -128 or most > 127:
+            return None
+
+        def of(d: int, q: Tensor = q, shift: Tensor = shift) -> Tensor:
+            return (q[d].to(torch.int32) - shift[d % len(shift)]).to(torch.int8).t()
+
+        wides.append((of, scale))
+    (w_of, w_scale), (r_of, r_scale) = wides
+    return [
+        LstmWeights(partial(w_of, d), partial(r_of, d), w_scale[d % len(w_scale)], r_scale[d % len(r_scale)])
+        for d in range(int(w.shape[0]))
+    ]
 
 
 @onnx_op("DynamicQuantizeLSTM", domain=_MS, prepare=_prepare_lstm)

@@ -6,13 +6,13 @@ library's threads is faster at, and where a range of floats has no scale.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.int8.storage import LIMITS
+from hotfuse.frontends.onnx.native_floats.call_scratch import room
 from hotfuse.native import byte_products
 from hotfuse.native.byte_kernels import ByteKernels, background
 from hotfuse.native.byte_products import SIGNED, SLACK, UNSIGNED, LayerTable
@@ -21,28 +21,6 @@ from hotfuse.ops.folded_conv import Window
 
 SMALL_WORK = 1 << 21
 """Products of bytes that one thread is through with before a team of them has begun."""
-KEPT_BYTES = 1 << 20
-"""Memory that a calling thread keeps between layers; for more it asks in each call."""
-
-
-class _Scratch(threading.local):
-    """Memory of a calling thread, for one layer at a time."""
-
-    def __init__(self) -> None:
-        self.kept = torch.empty(0, dtype=torch.uint8)
-
-    def room(self, size: int) -> Tensor:
-        if size <= len(self.kept):
-            return self.kept
-        fresh = torch.empty(size, dtype=torch.uint8)
-        if size <= KEPT_BYTES:
-            self.kept = fresh
-        return fresh
-
-
-_scratch = _Scratch()
-
-
 def native_layers(products: int) -> ByteKernels | None:
     """The code, for so many products; None while it is not there, and where a team of threads is faster."""
     found = background.kernels
@@ -93,7 +71,7 @@ class NativeProduct:
         if self._reads_bytes and self.inputs % 4:  # the last row's last four bytes end behind it
             x = _with_slack(x)
         size = 8 * self.padded + (0 if self._reads_bytes else rows * self.inputs + SLACK)
-        scratch = _scratch.room(size)
+        scratch = room(size)
         y = torch.empty((*shape[:-1], self.columns), dtype=dtype)
         done = native.layer(x.data_ptr(), y.data_ptr(), rows, scratch.data_ptr(), self.table.address, scale, zero)
         return y if done else None
@@ -149,10 +127,10 @@ class NativeConv:
         x = x.contiguous(memory_format=torch.channels_last)
         y = torch.empty((images, self.outputs, rows, columns), dtype=self.y_dtype, memory_format=torch.channels_last)
         if self.depthwise:
-            scratch, call = _scratch.room(4 * self.padded), native.depthwise
+            scratch, call = room(4 * self.padded), native.depthwise
         else:
             most = max(byte_products.CHUNK_BYTES, 24 * self.inputs)
-            scratch, call = _scratch.room(min(most, pixels * self.inputs) + SLACK), native.conv
+            scratch, call = room(min(most, pixels * self.inputs) + SLACK), native.conv
         call(
             x.data_ptr(), y.data_ptr(), pixels, scratch.data_ptr(), self.table.address, height, width, rows, columns
         )

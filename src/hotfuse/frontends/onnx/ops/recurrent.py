@@ -17,6 +17,8 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.onnx.native_floats.native_gru import native_gru
+from hotfuse.frontends.onnx.native_floats.native_lstm import float_weights, native_lstm
 from hotfuse.frontends.onnx.packed_lstm import NOT_PACKED, PACKED, PackedLstm, packed
 from hotfuse.frontends.onnx.registry import Ctx, DataDependent, Prepare, Prepared, Varies, onnx_op
 from hotfuse.ops import one_step
@@ -172,19 +174,27 @@ def _prepare(kind: str) -> Prepare:
         w, r, b = inputs[1], inputs[2], inputs[3] if len(inputs) > 3 else None
         if any(isinstance(t, Varies) for t in (w, r, b)) or any(t is not None for t in inputs[7:]):
             return None
-        if attrs.get("input_forget") or (kind == "GRU" and not attrs.get("linear_before_reset")):
+        if attrs.get("input_forget"):
             return None
         given = [attrs.get(name) for name in ("activations", "activation_alpha", "activation_beta", "clip")]
         layers = [_layer(d, w, r, b, _DEFAULTS[kind], *given) for d in range(int(w.shape[0]))]
         if not all(layer.plain for layer in layers):
             return None
+        if kind == "GRU" and not attrs.get("linear_before_reset"):  # torch's operator is none for it
+            native = native_gru(w, r, b, attrs, partial(gru, ctx, **attrs))
+            return None if native is None else Prepared(native, 0)
         params = [_params(layer, _ORDER[kind]) for layer in layers]
         in_order = [packed(ps) if kind == "LSTM" else None for ps in params]
         params = [ps if made is None else [] for ps, made in zip(params, in_order, strict=True)]
         fn = {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
         held = [*(t for ps in params for t in ps), *in_order]
         note = "" if kind != "LSTM" else NOT_PACKED if None in in_order else PACKED
-        return Prepared(partial(fn, _Ready(ctx, params, in_order), **attrs), sum(t.nbytes for t in held if t is not None), note)
+        call: Callable[..., Any] = partial(fn, _Ready(ctx, params, in_order), **attrs)
+        if kind == "LSTM" and (native := native_lstm(float_weights(w, r), b, attrs, call, int(w.shape[2]), int(r.shape[2]))):
+            call = native
+        if kind == "GRU":
+            call = native_gru(w, r, b, attrs, call) or call
+        return Prepared(call, sum(t.nbytes for t in held if t is not None), note)
 
     return prepare
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from hotfuse.frontends.onnx.constant_folding import Bounded
 from hotfuse.frontends.onnx.constant_products import ConstantProduct
 from hotfuse.frontends.onnx.elements import moved_as_it_is, norm_axis
+from hotfuse.frontends.onnx.native_floats.native_recurrent import NativeRecurrent
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.recording.conv_product import faster_of
 
@@ -34,6 +35,7 @@ _FLOATS: dict[str, Callable[..., Any]] = {
     "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Relu": torch.relu, "Erf": torch.erf, "Exp": torch.exp, "Neg": torch.neg,
 }  # fmt: skip
 """On float32 these are all that the operators' functions do."""
+_MEANS: dict[str, Callable[..., Any]] = {"ReduceMean": torch.mean, "ReduceSum": torch.sum}
 _slice = torch.ops.aten.slice.Tensor._op  # pyright: ignore[reportPrivateUsage] - without its Python wrapper
 
 
@@ -46,6 +48,8 @@ def bound(
     x, op = xs[0], step.node.op
     if not isinstance(x, Tensor):
         return None
+    if isinstance(call, NativeRecurrent) and (layer := call.for_sizes(xs)) is not None:
+        return layer, tuple(range(len(xs)))
     if isinstance(call, ConstantProduct) and (product := call.for_sizes(x)) is not None:
         return product, tuple(range(len(xs)))
     if op in ("Identity", "Cast") and result is x:
@@ -69,6 +73,11 @@ def bound(
     if op == "Pow" and x.dtype is torch.float32 and fixed[1] and isinstance(xs[1], Tensor) and xs[1].dim() == 0:
         power = float(xs[1])  # which is what torch makes of such a tensor
         return (lambda y: torch.pow(y, power)), (0,)
+    if op in _MEANS and x.dtype is torch.float32 and all(fixed[1:]) and (found := _reduced(step, xs)) is not None:
+        return found, (0,)
+    if op == "Concat" and "axis" in step.attrs and all(isinstance(v, Tensor) and v.dtype is x.dtype and v.dim() for v in xs):
+        axis = norm_axis(int(step.attrs["axis"]), x.dim())
+        return (lambda *ys: torch.cat(ys, axis)), tuple(range(len(xs)))
     plain = _FLOATS.get(op)
     if plain is not None and not step.attrs and all(isinstance(v, Tensor) and v.dtype is torch.float32 for v in xs):
         return plain, tuple(range(len(xs)))
@@ -111,6 +120,16 @@ def _sliced(xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:
         return y
 
     return cut
+
+
+def _reduced(step: ProgramStep, xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:
+    """A mean or sum over axes that are named; None where they are not, which means several things."""
+    given = xs[1].tolist() if len(xs) > 1 and isinstance(xs[1], Tensor) else step.attrs.get("axes")
+    if not given:
+        return None
+    dims, kept = sorted({norm_axis(a, xs[0].dim()) for a in given}), bool(step.attrs.get("keepdims", 1))
+    reduce = _MEANS[step.node.op]
+    return lambda y: reduce(y, dims, kept)
 
 
 def _padded(step: ProgramStep, xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:

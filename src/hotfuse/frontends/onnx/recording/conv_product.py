@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
+from hotfuse.frontends.onnx.native_floats.native_windows import SmallConv
 from hotfuse.frontends.onnx.packed_weights import MARGIN, fastest, usable
 from hotfuse.ops.folded_conv import FoldedConv
 
@@ -33,9 +34,10 @@ def faster_of(kernels: ConvKernels, x: Tensor) -> Images:
         return kernels
     best = kernels.for_sizes(x)
     product = as_product(kernels.conv, x)
-    if product is None:
-        return best
-    return product if fastest(((lambda: best(x), 1.0), (lambda: product(x), MARGIN))) else best
+    if product is not None and fastest(((lambda: best(x), 1.0), (lambda: product(x), MARGIN))):
+        best = product
+    panels = kernels.panels_for(x)
+    return best if panels is None else SmallConv(kernels.conv, best, panels)
 
 
 def as_product(conv: FoldedConv, x: Tensor) -> Images | None:
