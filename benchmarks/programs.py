@@ -1,11 +1,12 @@
 """Programs as people write them, before and after one changed line, side by side in one run.
 
-    python -m benchmarks.programs gradients|compile|families|recipes [--seconds 30] [--threads 1] [--only NAME ...]
+    python -m benchmarks.programs gradients|compile|regional|families|recipes [--seconds 30] [--threads 1] [--only NAME ...]
 
 | measure | what is compared |
 | --- | --- |
 | gradients | BERT-base, one row of 128 tokens, called as torch calls it by default: with gradients enabled |
 | compile | `torch.compile(backend="hotfuse")` against Inductor: steady, the first call, 40 calls of random lengths in total |
+| regional | a transformer's blocks compiled one by one (`block.compile`), by both back ends, beside eager |
 | families | tiny models of `benchmarks.families`: the same results, the same tokens, and calls at tier 1 or higher |
 | recipes | `examples/recipes` with their own sizes: the same results, and how many times as fast |
 
@@ -107,6 +108,57 @@ def compiled(seconds: float, layers: int = 4) -> dict[str, Any]:
     return found
 
 
+class Block(torch.nn.Module):
+    """Of a transformer as image models have them: what every one is scaled by comes with the call."""
+
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
+        x = x + self.out(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)) * scale
+        return x + self.down(torch.nn.functional.gelu(self.up(self.between(x)), approximate="tanh"))
+
+
+class OtherBlock(Block):
+    """The same with code of its own, which another back end compiles."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, scale)
+
+
+def regional(seconds: float, blocks: int = 12, width: int = 128) -> dict[str, Any]:
+    """Blocks of one class, compiled one by one: all of them share one of Dynamo's graphs, with weights of their own."""
+    from hotfuse.torch_backend import wait_compiled
+
+    torch.manual_seed(0)
+    plain = torch.nn.ModuleList(Block(width) for _ in range(blocks)).eval()
+    models = {"eager": plain}
+    for backend, kind in (("hotfuse", Block), ("inductor", OtherBlock)):
+        models[backend] = torch.nn.ModuleList(kind(width) for _ in range(blocks)).eval()
+        models[backend].load_state_dict(plain.state_dict())
+        for block in models[backend]:
+            block.compile(backend=backend)
+    x, scale = torch.randn(2, 32, width), torch.rand(2, 1, width)
+
+    def run(name: str) -> torch.Tensor:
+        h = x
+        for block in models[name]:
+            h = block(h, scale)
+        return h
+
+    calls: dict[str, Callable[[], Any]] = {name: lambda name=name: run(name) for name in models}
+    with torch.no_grad():
+        served(calls["hotfuse"], seconds, wait_compiled)
+        ms = turns(calls, 10 * ROUNDS)
+        wrong = disagreement(calls["hotfuse"](), calls["eager"]())
+    return {"wrong": wrong, "ms": ms, "over_eager": ms["eager"] / ms["hotfuse"], "over_inductor": ms["inductor"] / ms["hotfuse"]}
+
+
 def disagreement(got: Any, want: Any) -> str:
     """In what way two results differ; empty where they do not."""
     ours, theirs = ([t for t in pytree.tree_leaves(r) if isinstance(t, torch.Tensor)] for r in (got, want))
@@ -197,7 +249,7 @@ def recipes(only: Sequence[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measure", choices=["gradients", "compile", "families", "recipes"])
+    parser.add_argument("measure", choices=["gradients", "compile", "regional", "families", "recipes"])
     parser.add_argument("--seconds", type=float, default=30.0, help="of calls before anything is measured")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[], help="families or recipes")
@@ -206,7 +258,8 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     measures: dict[str, Callable[[], dict[str, Any]]] = {
         "gradients": lambda: gradients(asked.seconds), "compile": lambda: compiled(asked.seconds),
-        "families": lambda: families(asked.only), "recipes": lambda: recipes(asked.only)}  # fmt: skip
+        "regional": lambda: regional(asked.seconds), "families": lambda: families(asked.only),
+        "recipes": lambda: recipes(asked.only)}  # fmt: skip
     print(json.dumps({asked.measure: measures[asked.measure]()}))
 
 

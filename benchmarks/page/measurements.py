@@ -135,6 +135,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     Measurement("programs/all recipes", ("programs", "recipes"), readings.recipes, 400, FULL),
     Measurement("programs/gradients enabled", ("programs", "gradients", "--seconds", "15"), readings.gradients, 45),
     Measurement("programs/torch.compile", ("programs", "compile"), readings.compile_backend, 120, FULL),
+    Measurement("programs/blocks compiled one by one", ("programs", "regional"), readings.regional, 60, FULL),
     Measurement("programs/Python that reads data", ("data_paths", "--json"), readings.data_paths, 60),
     Measurement("programs/generate", ("decode", "--sizes", "25", "--dtypes", "float32", "--threads", "1", "--seconds", "15",
                                       "--json"), readings.decode, 40, ("quick",), document=lambda text: [readings.document(text)]),

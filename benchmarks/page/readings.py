@@ -121,6 +121,13 @@ def compile_backend(doc: Mapping[str, Any]) -> list[Figure]:
             for (n, r), a in zip(over.items(), asked, strict=True)]  # fmt: skip
 
 
+def regional(doc: Mapping[str, Any]) -> list[Figure]:
+    """`benchmarks.programs regional`."""
+    found = doc["regional"]
+    return [Figure(f"12 blocks compiled one by one, over {n}", found[f"over_{n}"], "×", against=n, at_least=1.3,
+                   note="OTHER RESULTS" if found["wrong"] else "") for n in ("eager", "inductor")]  # fmt: skip
+
+
 def padding(doc: Mapping[str, Any]) -> list[Figure]:
     """`benchmarks.inputs padding --json`."""
     found: list[Figure] = []

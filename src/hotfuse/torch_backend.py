@@ -5,7 +5,8 @@ sizes are ours. From there on it is a model like any other: its first call is co
 are watched. What cannot be converted runs as Dynamo gave it. All of it shows in `explain_compiled()`.
 
 Dynamo passes parameters and buffers as arguments of every call. They are bound as weights when a call brings them, so that they can
-be packed; a call that brings others (another instance of the same class) gets an engine of its own, up to `MAX_BINDINGS`.
+be packed; a call that brings others (another instance of the same class, as the blocks of a transformer that are compiled one by
+one) gets an engine of its own, up to `MAX_INSTANCES`. Instances that nobody calls any more make room.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +41,14 @@ from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.weights.model_guard import ModelGuard
 from hotfuse.stages import ServedPlan, plans_of
 
-MAX_BINDINGS = 4
-"""Sets of weights that one of Dynamo's graphs is served with: more instances of one class run as Dynamo gave them."""
+MAX_INSTANCES = 128
+"""Sets of parameters that one of Dynamo's graphs is served with: more instances of one class run as Dynamo gave them."""
+MAX_STATES = 4
+"""The same where sets differ in other tensors alone, which may be new ones in every call."""
+UNUSED_S = 60.0
+"""An instance that had no call for so long makes room when another one comes."""
+LOOK_AGAIN = 256
+"""Of calls with weights that there was no room for, one in so many asks whether there is."""
 MODES = {
     "default": "",
     "reduce-overhead": "a plan is one native call already",
@@ -127,6 +136,12 @@ class CompiledGraph:
         self._module = gm
         self._bound: tuple[tuple[torch.Tensor, ...], ...] = ()
         """The sets of weights that engines were made for; the last one is the newest."""
+        self._used: dict[Engine, tuple[int, float]] = {}
+        """How many calls each engine had, and since when, as far as that was asked."""
+        self._ask_at = 0.0
+        """When that is asked next."""
+        self._beyond = 0
+        """Calls with weights that there is no room for."""
         self._never_inputs: frozenset[str] = frozenset()
         """Weights that cannot be inputs: what a call costs that was tried once."""
         self.engines: tuple[Engine, ...] = ()
@@ -186,15 +201,44 @@ class CompiledGraph:
                 weights = self._picked(args)
             if any(all(map(operator.is_, bound, weights)) for bound in self._bound):  # another thread's call brought them meanwhile
                 return self._enter, dropped
-            return self._bind(weights), dropped
+            unused = self._let_go_of_unused()
+            return self._bind(weights), (*dropped, *unused)
 
     def _picked(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         return tuple(args[p] for p in self.arguments.weights_at)
 
+    def _let_go_of_unused(self) -> Sequence[Engine]:
+        """Another instance comes: those that had no call for long go. Their weights would stay for as long as the graph does."""
+        now, unused = time.monotonic(), list[Engine]()
+        if now < self._ask_at:
+            return ()
+        self._ask_at = now + UNUSED_S / 4
+        for engine in self.engines:
+            calls = engine.counts()["calls"]
+            before, since = self._used.get(engine, (-1, now))
+            if calls != before:
+                self._used[engine] = calls, now
+            elif now - since >= UNUSED_S:
+                unused.append(engine)
+        if unused:
+            stays = [(e, w) for e, w in zip(self.engines, self._bound, strict=True) if e not in unused]
+            self.engines, self._bound = tuple(e for e, _ in stays), tuple(w for _, w in stays)
+            self._used = {e: used for e, used in self._used.items() if e not in unused}
+            self.log.decide(Action.DROP, Why.RARE, self.name, instances=len(unused), left=len(stays))
+        return unused
+
+    def _has_room(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Whether there may be one more set of weights, and that one."""
+        same = sum(self._changed(weights, bound) is not None for bound in self._bound)
+        return len(self.engines) < MAX_INSTANCES and same < MAX_STATES
+
     def _bind(self, weights: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         """What serves weights that no call has brought before: an engine, or Dynamo's own graph where there are enough of those."""
-        if len(self.engines) >= MAX_BINDINGS:
-            self.log.count("bindings_over_limit")
+        if not self._has_room(weights):
+            if not self._beyond:
+                self.log.decide(Action.KEEP, Why.TOO_MANY, self.name, what="instances of one class", served=len(self.engines))
+            self._beyond += 1
+            self._enter = self._entrances(self._no_room)
             return self._own_graph
         owner = object()  # of its jobs; not the graph itself, which would then hold itself
         settings = self.settings
@@ -203,28 +247,43 @@ class CompiledGraph:
             model, lambda graph, tensors: compile_tier0(graph, tensors, settings),
             lambda job: service().submit(job, owner), settings, self.log, Units(settings),
         )
-        self._enter = self.arguments.entrance(weights, engine.serve, self._enter)
         self.engines, self._bound = (*self.engines, engine), (*self._bound, weights)
+        self._enter = self._entrances(self._unbound)
         if len(self.engines) > 1 or settings.threads is not None:  # what is best of one instance says nothing of another
             self._resting = _NEVER
         return self._enter
+
+    def _entrances(self, others: Callable[..., Any]) -> Callable[..., Any]:
+        """What serves a call by the weights that it brings."""
+        each = [(w, e.serve) for w, e in zip(self._bound, self.engines, strict=True)]
+        return self.arguments.entrances(each, others) if each else others
+
+    def _no_room(self, *args: Any) -> Any:
+        """A call with weights that there was no room for: seldom asked again, since asking takes longer than a small graph."""
+        self._beyond += 1
+        return self._own_graph(*args) if self._beyond % LOOK_AGAIN else self._unbound(*args)
 
     def _own_graph(self, *args: Any) -> Any:
         """Dynamo's own graph, counted."""
         self.own_calls += 1
         return self.own(*args)
 
-    def _changing(self, weights: Sequence[torch.Tensor]) -> frozenset[str]:
-        """Keys of what a call brings another one of than the last set of weights has, where all of that can be an input: no
-        parameters, which are another instance's."""
+    def _changed(self, weights: Sequence[torch.Tensor], bound: Sequence[torch.Tensor]) -> frozenset[str] | None:
+        """Keys of what a call brings another one of than a set of weights has; None where parameters are among it, which are
+        another instance's."""
         found: set[str] = set()
-        if self._bound:
-            for key, weight, bound in zip(self.arguments.keys, weights, self._bound[-1], strict=True):
-                if weight is not bound:
-                    if isinstance(weight, torch.nn.Parameter) or key in self._never_inputs:
-                        return frozenset()
-                    found.add(key)
+        for key, weight, other in zip(self.arguments.keys, weights, bound, strict=True):
+            if weight is not other:
+                if isinstance(weight, torch.nn.Parameter):
+                    return None
+                found.add(key)
         return frozenset(found)
+
+    def _changing(self, weights: Sequence[torch.Tensor]) -> frozenset[str]:
+        """The same of the newest set of the same instance, where all of that can be an input."""
+        each = map(partial(self._changed, weights), reversed(self._bound))
+        found = next((changed for changed in each if changed is not None), frozenset[str]())
+        return frozenset() if found & self._never_inputs else found
 
     def _open(self, keys: frozenset[str]) -> Sequence[Engine]:
         """What calls bring another one of each time is an input from here on: tensors that a module keeps in its attributes are
@@ -241,6 +300,7 @@ class CompiledGraph:
                         what="calls bring other tensors than the last ones: inputs from here on")  # fmt: skip
         self.converted = converted
         dropped, self.engines, self._bound, self._enter, self._resting = self.engines, (), (), self._unbound, None
+        self._used = {}
         return dropped
 
     def _convert(self) -> Converted:
@@ -251,6 +311,11 @@ class CompiledGraph:
     def _refuse(self, why: Why, text: str) -> None:
         self.refused = text
         self.log.decide(Action.REFUSE, why, self.name, because=text.splitlines()[0])
+
+    def limit(self) -> str:
+        """What keeps calls in Dynamo's own graph though nothing is wrong with them; empty where nothing does."""
+        return (f"{self._beyond} calls of {self.name} were those of further instances than the {len(self.engines)} that are served"
+                if self._beyond else "")  # fmt: skip
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
@@ -278,6 +343,7 @@ def explain_compiled(*, full: bool = False) -> Explanation:
     sites = [{**site, "call": f"{g.name}: {site['call']}"} for g, data in told for site in data["sites"]]
     sites += [{"call": g.name, "pending": False, "dispatch": [], "refused": [g.refused] if g.refused else [], "plans": []}
               for g in graphs if not g.engines]  # fmt: skip
+    limits = [limit for _, data in told for limit in data["limits"]] + [limit for g in graphs if (limit := g.limit())]
     own = sum(g.own_calls for g in graphs)
     counts = _summed([data["counts"] for _, data in told]) or {"calls": 0, "graph_calls": 0, "module_calls": 0}
     counts |= {"calls": counts["calls"] + own, "module_calls": counts["module_calls"] + own}
@@ -292,7 +358,7 @@ def explain_compiled(*, full: bool = False) -> Explanation:
             "counts": counts,
             **({"held": _summed([data["held"] for _, data in told])} if told else {}),
             "sites": sites,
-            "limits": list(dict.fromkeys(limit for _, data in told for limit in data["limits"])),
+            "limits": list(dict.fromkeys(limits)),
             "waits": [why for _, data in told for why in data["waits"]][:1],
             "fallbacks": {},
             "gradients": {**gradients, "kept": sorted({k for _, data in told for k in data["gradients"]["kept"]})},

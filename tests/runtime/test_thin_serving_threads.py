@@ -136,4 +136,4 @@ def test_a_state_that_cannot_be_an_input_is_tried_once(captured: Captured, monke
     monkeypatch.setattr(torch_backend, "capture_dynamo", refusing)
     for _ in range(8):
         captured.check(torch.randn(1, 8), torch.randn(1, 8))
-    assert len(tried) == 1 and len(captured.graph.engines) == torch_backend.MAX_BINDINGS
+    assert len(tried) == 1 and len(captured.graph.engines) == torch_backend.MAX_STATES

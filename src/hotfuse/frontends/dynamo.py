@@ -86,6 +86,23 @@ class Arguments:
         return _made(["serve", "others", *_names(weights)], source)(serve, others, *weights)
 
 
+    def entrances(
+        self, bound: Sequence[tuple[Sequence[torch.Tensor], Serve]], others: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """The same for several sets of weights, no two of which are the same. One weight that the first two sets tell apart is
+        looked up, so what a call costs does not depend on how many sets there are; sets that share it ask one after another."""
+        (first, serve), *more = bound
+        if not more:
+            return self.entrance(first, serve, others)
+        nth = next(n for n, (a, b) in enumerate(zip(first, more[0][0], strict=True)) if a is not b)
+        table: dict[int, Callable[..., Any]] = {}  # the functions hold the weights, so no id is ever another one's
+        for weights, serves in bound:
+            table[id(weights[nth])] = self.entrance(weights, serves, table.get(id(weights[nth]), others))
+        given = ", ".join(f"p{i}" for i in range(len(self.places)))
+        source = f"lambda {given}: found(id(p{self.weights_at[nth]}), others)({given})"
+        return _made(["found", "others"], source)(table.get, others)
+
+
 def _names(weights: Sequence[torch.Tensor]) -> list[str]:
     return [f"w{n}" for n in range(len(weights))]
 
