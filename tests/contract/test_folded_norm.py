@@ -145,7 +145,7 @@ def test_code_for_three_architectures(name: str) -> None:
     for target in TARGETS:
         tiling = TILINGS["bulk copies" if target.bulk else "tails"]
         source = emit(lower_gpu(made.graph, tiling).kernel, 2, dependent=target.bulk, bulk=target.bulk)
-        assert build(source, target, 4, target.bulk).code
+        assert build(source, target, 4, dependent=target.bulk).code
 
 
 def test_what_has_no_blocks_or_one_row_is_refused() -> None:
@@ -216,5 +216,5 @@ def test_vectors_that_a_loop_reads_are_asked_for_before_it() -> None:
     source = emit(lower_gpu(made.graph, GpuTiling(64, 64, 32, 4, 2, bulk=True)).kernel, 2, dependent=True, bulk=True)
     assert source.text.count("  _prefetch_near(p") == 2
     assert source.text.index("  _prefetch_near(p") < source.text.index("gdc_wait()\n")
-    built = build(source, GpuTarget("cuda", "90"), 4, True)
+    built = build(source, GpuTarget("cuda", "90"), 4, dependent=True)
     assert "prefetch.global.L1" in built.texts["ptx"]
