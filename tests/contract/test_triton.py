@@ -498,20 +498,20 @@ def test_a_graph_is_grouped_and_a_unit_compiled_as_a_worker_does() -> None:
     tensors = (half(1, 24, 32), half(32, 32), half(32))
     made = group_of(block, tensors)
     answer, _ = units.plan(DevicePlanRequest(show(made.graph)))
-    graph, at = parse(answer["graph"]), 0
+    graph, at = parse(answer.graph), 0
     kinds: list[tuple[str, list[str]]] = []
-    for count, kind in answer["groups"]:
+    for count, kind in answer.groups:
         kinds.append((kind, [n.op.split(".")[1] for n in graph.nodes[at : at + count]]))
         at += count
     assert [ops[0] for kind, ops in kinds if kind != "library"] == ["linear", "to"], kinds  # f32 is made where the norm reads it
     if triton_missing():
         return
     request = DeviceUnitRequest(show(made.graph), {}, ("cuda", "90", 32), tf32=False, share=(0, 1))
-    answer, codes = units.unit(request)
-    assert not codes and answer["because"]  # the whole block is no one kernel
-    answer, codes = units.unit(replace(request, graph=show(group_of(lambda x: F.relu(x) * 2, (half(8, 16),)).graph)))
+    made_of, codes = units.unit(request)
+    assert not codes and made_of.because  # the whole block is no one kernel
+    made_of, codes = units.unit(replace(request, graph=show(group_of(lambda x: F.relu(x) * 2, (half(8, 16),)).graph)))
     assert codes and all(code[:4] == b"\x7fELF" for code in codes)
-    assert all(k["built"]["grid"] == 1 and k["tiling"] for k in answer["kernels"])
+    assert all(k.built["grid"] == 1 and k.tiling for k in made_of.kernels)
 
 
 @pytest.mark.parametrize(("hides", "kept"), [(False, False), (True, True)])
