@@ -30,6 +30,7 @@ import numpy.typing as npt
 import torch
 
 from hotfuse.base.errors import HotfuseError
+from hotfuse.compile.answer_bodies import KernelAnswer, checked, received
 from hotfuse.compile.learn import measure
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.slot import PoolLimits
@@ -78,7 +79,7 @@ def compiled(works: Sequence[Work], path: Path) -> None:
     with part.open("wb") as file:
         for w, future in zip(works, asked, strict=True):
             try:
-                answer, codes = wire.checked(future.result()) if future is not None else ({}, [])
+                answer, codes = checked(future.result()) if future is not None else ({}, [])
             except HotfuseError as e:
                 wire.send(file, {"own": _text(w), "refused": e.because or e.what})
                 continue
@@ -154,7 +155,7 @@ def label(path: Path, out: Path, until: float, passes: int, only: Set[int] | Non
             if count - 1 in known or (only is not None and count - 1 not in only):
                 continue
             try:
-                kernel = kernel or (measure.received(answer, codes) if work.core else None)
+                kernel = kernel or (measure.candidate_from(*received((answer, codes), KernelAnswer)) if work.core else None)
                 bound = measure.bind(Candidate(work.graph, sizes, work.core), work.problem, kernel, shelf)
                 bound.call()  # made-up indices may point anywhere
             except (HotfuseError, IndexError, RuntimeError) as e:

@@ -86,6 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         drawn = quick.drawn(map(named, items), quick.costs(), budgets)
         config.hook.pytest_deselected(items=[item for item in items if named(item) not in drawn])
         items[:] = [item for item in items if named(item) in drawn]
+        places = {name: i for i, name in enumerate(quick.long_ones_first(map(named, items), quick.costs()))}
+        items.sort(key=lambda item: places[named(item)])
     if number := config.getoption("--shuffle"):
         places = shuffled(number, map(named, items))
         items.sort(key=lambda item: places[named(item)])

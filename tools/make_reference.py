@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import dataclasses
+import functools
 import inspect
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,27 @@ def _doc(thing: Any) -> str:
 
 def _source_signature(function: Any) -> str:
     """The parameters as the code writes them: the same on every version of Python."""
-    node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    drop = {"self", "cls"}
-    node.args.posonlyargs = [a for a in node.args.posonlyargs if a.arg not in drop]
-    node.args.args = [a for a in node.args.args if a.arg not in drop]
+    code = inspect.unwrap(function).__code__
+    node = _functions(code.co_filename)[code.co_firstlineno]
+    args, drop = copy.copy(node.args), {"self", "cls"}
+    args.posonlyargs = [a for a in args.posonlyargs if a.arg not in drop]
+    args.args = [a for a in args.args if a.arg not in drop]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
-    return f"({ast.unparse(node.args)}){returns}"
+    return f"({ast.unparse(args)}){returns}"
+
+
+@functools.cache
+def _functions(path: str) -> dict[int, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """A file's functions by the line that each begins in, decorators included: `inspect.getsource` looks through every module that
+    the process has imported, of which a process of tests has thousands.
+    """
+    found = (n for n in ast.walk(_parsed(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {min(n.lineno, *(d.lineno for d in n.decorator_list), n.lineno): n for n in found}
+
+
+@functools.cache
+def _parsed(path: str) -> ast.Module:
+    return ast.parse(Path(path).read_text(encoding="utf-8"))
 
 
 def _members(kind: type) -> list[str]:
@@ -71,12 +86,13 @@ def settings() -> str:
     import hotfuse
     from hotfuse.base import settings as home
 
-    body = next(n for n in ast.parse(inspect.getsource(home)).body if isinstance(n, ast.ClassDef) and n.name == "Settings").body
+    tree = _parsed(str(home.__file__))
+    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Settings").body
     told: dict[str, str] = {}
     for field, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             told[field.target.id] = " ".join(ast.literal_eval(after.value).split())
-    variables = _environment(inspect.getsource(home))
+    variables = _environment(tree)
     rows: list[str] = []
     for f in dataclasses.fields(hotfuse.Settings):
         variable = f"`{variables[f.name]}`" if f.name in variables else ""
@@ -86,9 +102,9 @@ def settings() -> str:
     return "\n".join([*head, *rows]) + "\n"
 
 
-def _environment(source: str) -> dict[str, str]:
+def _environment(tree: ast.Module) -> dict[str, str]:
     """From field to variable, off the table in the source."""
-    for node in ast.parse(source).body:
+    for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_ENV":
             return {field: variable for variable, field in ast.literal_eval(node.value).items()}
     raise SystemExit("settings.py has no table _ENV")

@@ -25,6 +25,7 @@ from hotfuse.base.passes import run
 from hotfuse.base.settings import INEXACT, Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import TENSOR, Spec, held_by_objects
 from hotfuse.cache.place import cache_stats
+from hotfuse.compile.captured_answers import captured_from
 from hotfuse.compile.captures import Known, captured, known, recalled
 from hotfuse.compile.request_bodies import PresentCapture, ReadyRequest, TorchCapture, request_of
 from hotfuse.compile.workers import wire
@@ -217,7 +218,7 @@ class TorchModel:
                 if service().stopping:
                     raise
                 how, message = f"in this process ({e.because or e.what})", ask_here(request)
-            done = self._growing(spec, wire.answer_from_message(message))
+            done = self._growing(spec, captured_from(message))
         finally:
             release(number)
         weights = run(BIND, done, held.tensors).weights

@@ -38,6 +38,7 @@ def test_every_node_case_at_once(shard: int) -> None:
 
 
 @EACH
+@pytest.mark.budget_s(6)
 @pytest.mark.parametrize("run", [suite.recorded, suite.recorded_with_constants])
 def test_every_node_case_by_the_calls_that_were_recorded(shard: int, run: suite.Runner) -> None:
     _judge(shard, run)

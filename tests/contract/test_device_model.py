@@ -16,13 +16,13 @@ import pytest
 from hotfuse.backends import registry
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.answer_bodies import DeviceTimesAnswer, DeviceUnitAnswer, message, received, refusal
 from hotfuse.compile.device import units
 from hotfuse.compile.device.described import untaught
 from hotfuse.compile.learn import device_times, learned
 from hotfuse.compile.learn.device_times import COMPILED_TILINGS, program_shape
 from hotfuse.compile.request_bodies import DeviceKernelTime, DeviceTimesRequest, DeviceUnitRequest, request_of
 from hotfuse.compile.requests import answer
-from hotfuse.compile.workers import wire
 from hotfuse.hpm import fleet
 from hotfuse.hpm.device import kernel_model
 from hotfuse.hpm.device.features import DeviceShape, features, shape_from, table_of
@@ -173,38 +173,39 @@ def asked(body: Any, settings: Settings) -> tuple[dict[str, Any], list[bytes]]:
 def test_workers_learn_from_trials_and_compile_what_is_likely(settings: Settings) -> None:
     unit = DeviceUnitRequest(LINEAR, {}, ("cuda", "90", 32), tf32=False, share=(0, 1), device=DEVICE)
     some = rows(330)
-    first, _ = asked(times(some[:100]), settings)
-    assert (first["rows"], first["version"]) == (100, None)
-    second, _ = asked(times(some[100:]), settings)
-    assert second["rows"] == len(some) and second["version"] == 1 and second["chooses"], second
-    again, _ = asked(times(some[:3]), settings)
-    assert again["rows"] == len(some) and again["version"] is None  # the same kernels teach nothing new
+    first, _ = received(asked(times(some[:100]), settings), DeviceTimesAnswer)
+    assert (first.rows, first.model) == (100, None)
+    second, _ = received(asked(times(some[100:]), settings), DeviceTimesAnswer)
+    assert second.rows == len(some) and second.model == 1 and second.chooses, second
+    again, _ = received(asked(times(some[:3]), settings), DeviceTimesAnswer)
+    assert again.rows == len(some) and again.model is None  # the same kernels teach nothing new
     with Store.open(location(settings)) as store:
         (kept,) = [m for m in store.machines() if m.is_device]
         assert kept.identity["device"] == DEVICE
     if registry.device_kernels().unavailable():
         return
-    (header, codes), (plain, _) = asked(unit, settings), asked(replace(unit, device="another"), settings)
-    assert len(codes) == COMPILED_TILINGS < len(plain["kernels"])
-    assert (header["by"], plain["by"]) == (units.BY_MODEL, units.BY_COUNT)
+    likely, codes = received(asked(unit, settings), DeviceUnitAnswer)
+    plain, _ = received(asked(replace(unit, device="another"), settings), DeviceUnitAnswer)
+    assert len(codes) == COMPILED_TILINGS < len(plain.kernels)
+    assert (likely.by, plain.by) == (units.BY_MODEL, units.BY_COUNT)
     best = sorted((law(work), str(t)) for t, work in works(parse(LINEAR)))
-    assert {k["tiling"] for k in header["kernels"]} & {t for _, t in best[: len(best) // 2]}
+    assert {k.tiling for k in likely.kernels} & {t for _, t in best[: len(best) // 2]}
     wanted = best[-1][1]  # which nobody would choose by the model
-    again, _ = asked(replace(unit, wanted=wanted), settings)
-    assert [k["tiling"] for k in again["kernels"]] == [wanted] and again["by"] == units.BY_WINNER
+    once, _ = received(asked(replace(unit, wanted=wanted), settings), DeviceUnitAnswer)
+    assert [k.tiling for k in once.kernels] == [wanted] and once.by == units.BY_WINNER
 
 
 def test_without_a_store_nothing_is_kept_and_a_count_decides() -> None:
-    header, _ = asked(times(rows(20)), Settings(record=False, profiles=":memory:"))
-    assert header["rows"] == 0 and "no store" in header["because"]
+    told, _ = received(asked(times(rows(20)), Settings(record=False, profiles=":memory:")), DeviceTimesAnswer)
+    assert told.rows == 0 and "no store" in told.because
 
 
 def test_a_note_says_where_times_were_not_kept() -> None:
-    def done(message: Any) -> Future[Any]:
+    def done(result: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(message)
+        future.set_result(result)
         return future
 
-    assert untaught(None) == untaught(Future()) == untaught(done(({"ok": True, "rows": 3}, []))) == ""
+    assert untaught(None) == untaught(Future()) == untaught(done(message(DeviceTimesAnswer(3)))) == ""
     assert untaught(done(asked(times(rows(20)), Settings(record=False, profiles=":memory:")))).endswith("no store to write to")
-    assert untaught(done(wire.error_to_message(CaptureError("a worker", because="it was killed")))).endswith("it was killed")
+    assert untaught(done(refusal(CaptureError("a worker", because="it was killed")))).endswith("it was killed")

@@ -101,8 +101,8 @@ def test_attention_of_packed_rows_is_a_kernel(attends: str) -> None:
     sizes = bind(packer.packing.graph, [tuple(t.shape) for t in given])
     assert not isinstance(sizes, Mismatch)
     answer, _ = units.plan(DevicePlanRequest(show(at_sizes(packer.packing.graph, dict(sizes)))))
-    graph, at, found = parse(str(answer["graph"])), 0, 0
-    for count, kind in answer["groups"]:
+    graph, at, found = parse(answer.graph), 0, 0
+    for count, kind in answer.groups:
         piece = extract(graph, range(at, at + count), "group")
         at += count
         if any(packet(n.op) == BOUNDED for n in piece.nodes):

@@ -108,7 +108,7 @@ def test_gru_layers_are_the_equations(
     d = len(backwards)
     x, h, b = torch.randn(steps, batch, features), torch.randn(d, batch, hidden), torch.randn(d, 6 * hidden)
     w, r = torch.randn(d, 3 * hidden, features) / 3, torch.randn(d, 3 * hidden, hidden) / 3
-    layer = NativeGru(w, r, b, before_reset, backwards, never)
+    layer = NativeGru(w, r, b, backwards, never, before_reset=before_reset)
     for first in (h, None):
         ys: list[Tensor] = []
         lasts: list[Tensor] = []

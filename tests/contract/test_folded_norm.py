@@ -145,7 +145,7 @@ def test_code_for_three_architectures(name: str) -> None:
     for target in TARGETS:
         tiling = TILINGS["bulk copies" if target.bulk else "tails"]
         source = emit(lower_gpu(made.graph, tiling).kernel, 2, dependent=target.bulk, bulk=target.bulk)
-        assert build(source, target, 4, target.bulk).code
+        assert build(source, target, 4, dependent=target.bulk).code
 
 
 def test_what_has_no_blocks_or_one_row_is_refused() -> None:
@@ -182,16 +182,16 @@ def test_norms_between_products_are_taken_in_and_others_stay(dtype: torch.dtype)
         text = show(made.graph)
         plain, _ = units.plan(DevicePlanRequest(text))
         answer, _ = units.plan(DevicePlanRequest(text, folded=True))
-        assert plain["foldable"] and "normalized" not in plain["graph"]
-        graph = parse(answer["graph"])
+        assert plain.foldable and "normalized" not in plain.graph
+        graph = parse(answer.graph)
         ops = [n.op for n in graph.nodes]
         assert ops.count("aten.layer_norm.default") == 2  # the first reads no product, the last is the result
         assert (ops.count(MEAN), ops.count(SPREAD), ops.count(NORMALIZED)) == (1, 1, 2)
-        assert sum(count for count, _ in answer["groups"]) == len(graph.nodes)
+        assert sum(count for count, _ in answer.groups) == len(graph.nodes)
         run, _ = flat_function(graph, meaning, made.weights)
         near(run(x)[0], copy.deepcopy(model).double()(x.double()), 5e-3 if dtype is torch.half else 4e-2)
         at = 0
-        for count, kind in answer["groups"]:
+        for count, kind in answer.groups:
             piece, at = extract(graph, range(at, at + count), "part"), at + count
             if any(n.op in (MEAN, NORMALIZED) for n in piece.nodes):
                 assert kind == GroupKind.GEMM_WEIGHT
@@ -203,7 +203,7 @@ def test_many_rows_wide_types_and_other_norms_are_left_alone() -> None:
         for dtype, count in ((torch.float32, 24), (torch.half, 2000), (torch.half, 1)):
             model, x = Layers(dtype).eval(), torch.randn(1, count, 64, dtype=dtype)
             made = group_of(lambda x, model=model: model(x), (x,), constants=True)
-            assert not units.plan(DevicePlanRequest(show(made.graph)))[0]["foldable"]
+            assert not units.plan(DevicePlanRequest(show(made.graph)))[0].foldable
 
 
 @needs_triton
@@ -216,5 +216,5 @@ def test_vectors_that_a_loop_reads_are_asked_for_before_it() -> None:
     source = emit(lower_gpu(made.graph, GpuTiling(64, 64, 32, 4, 2, bulk=True)).kernel, 2, dependent=True, bulk=True)
     assert source.text.count("  _prefetch_near(p") == 2
     assert source.text.index("  _prefetch_near(p") < source.text.index("gdc_wait()\n")
-    built = build(source, GpuTarget("cuda", "90"), 4, True)
+    built = build(source, GpuTarget("cuda", "90"), 4, dependent=True)
     assert "prefetch.global.L1" in built.texts["ptx"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -34,10 +35,22 @@ def names() -> frozenset[str]:
     return frozenset(name(p) for p in trees())
 
 
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """All of them, wherever they stand; what is inside expressions, most of a tree, is not walked."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for inner in getattr(node, name, ()) if not isinstance(node, ast.expr) else ():
+                if isinstance(inner, ast.stmt):
+                    yield inner
+                left.append(inner)
+
+
 def imports(tree: ast.Module) -> set[str]:
     """Every module of ours that a module imports, wherever in it: lazily and for types, too."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found |= {full if (full := f"{node.module}.{a.name}") in names() else node.module for a in node.names}
         elif isinstance(node, ast.Import):

@@ -11,10 +11,10 @@ import torch
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile import request_context, requests
+from hotfuse.compile.answer_bodies import checked
 from hotfuse.compile.request_context import RequestSettings, settings_of, used_by
 from hotfuse.compile.run import runs
 from hotfuse.compile.unit.kernel_cache import kernel_cache
-from hotfuse.compile.workers import wire
 from hotfuse.pipeline import compile_tier1
 from tests.contract.lowering import group_of
 
@@ -34,7 +34,7 @@ def test_a_request_decides_for_itself_alone(asked: dict[str, str]) -> None:
         with used_by({}):
             assert kernel_cache() is plain
     assert kernel_cache() is plain
-    wire.checked(requests.answer({"kind": "plan", "graph": GRAPH, "dims": {}, **asked}, []))
+    checked(requests.answer({"kind": "plan", "graph": GRAPH, "dims": {}, **asked}, []))
     assert kernel_cache() is plain
 
 
@@ -58,7 +58,7 @@ def test_a_request_that_says_what_nobody_understands_is_refused(bad: dict[str, A
     with pytest.raises(InternalError, match="a request"), used_by(bad):
         pass
     with pytest.raises(CaptureError, match="a request"):
-        wire.checked(requests.answer({"kind": "plan", "graph": GRAPH, "dims": {}, **bad}, []))
+        checked(requests.answer({"kind": "plan", "graph": GRAPH, "dims": {}, **bad}, []))
 
 
 def test_kernels_between_runs_are_made_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:

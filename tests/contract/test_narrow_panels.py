@@ -59,6 +59,7 @@ def test_meaning(core: tiling.Core, epilogue: str) -> None:
     check(text("linear", "11", n, 9, epilogue), core, {}, 9)
 
 
+@pytest.mark.budget_s(2.5)
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("n", [49, 72, 80, 100, 112, 196])
 @pytest.mark.parametrize(("batch", "epilogue"), [("1", "nothing"), ("19", "residual"), ("2, s0", "gelu"), ("s0", "cast")])

@@ -51,6 +51,7 @@ def product(x: Tensor, n: int, k: int, block: int, zeros: bool) -> tuple[Any, Te
     return found, by_hand(x, *told)
 
 
+@pytest.mark.budget_s(5)
 @pytest.mark.parametrize("core", CORES, ids=str)
 @pytest.mark.parametrize("zeros", [False, True], ids=["middle", "zeros"])
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -179,6 +179,7 @@ def test_the_last_row_of_sequences_that_are_padded_in_front(attends: str) -> Non
     assert found.packer(dead) in (Padded.POSITION, Padded.EMPTY)
 
 
+@pytest.mark.budget_s(2.5)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("made", ["not padding", "both", "neither of two", "longer", "shorter"])
 def test_masks_that_a_model_makes_by_itself(made: str, dynamic: bool) -> None:

@@ -25,6 +25,12 @@ def test_as_many_cases_as_fit(seconds: float, budget_s: float, left: int) -> Non
     assert quick.drawn([other, *reversed(CASES)], known, budgets) == found | {other}, "whatever else runs"
 
 
+def test_what_takes_long_begins_first_and_the_rest_stays_in_order() -> None:
+    known = {"a::long": quick.FIRST_S, "a::longer": 2 * quick.FIRST_S, "a::short": quick.FIRST_S / 2}
+    names = ["a::x", "a::short[1]", "a::long[1]", "a::y", "a::longer", "a::long[2]"]
+    assert quick.long_ones_first(names, known) == ["a::longer", "a::long[1]", "a::long[2]", "a::x", "a::short[1]", "a::y"]
+
+
 def test_what_was_measured_is_read_again_and_the_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick, "COSTS", tmp_path / "costs.txt")
     quick.write({"a::f[1]": 3.0, "a::f[2]@group": 1.0, "a::g": 9.0, "a::cheap": 0.1})

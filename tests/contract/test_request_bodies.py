@@ -13,9 +13,9 @@ from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile import request_bodies as bodies
 from hotfuse.compile import requests
+from hotfuse.compile.answer_bodies import checked
 from hotfuse.compile.request_bodies import BODIES, Request, body_of, request_of
 from hotfuse.compile.request_context import VERSION, RequestContext, RequestSettings
-from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.checked_json import described
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.profile.traffic import DataSize, MaskShare, MeasuredPiece, SizesShare, TrafficSeen, data_size
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], says: str)
         body_of(header)
     assert says in str(e.value)
     with pytest.raises(CaptureError, match="a request of kind 'plan'"):
-        wire.checked(requests.answer(header, []))
+        checked(requests.answer(header, []))
 
 
 def test_what_is_missing_is_named() -> None:

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile.parts import kernel_from_json
+from hotfuse.compile.answer_bodies import UnitKernel
+from hotfuse.compile.parts import kernel_from
 from hotfuse.compile.request_bodies import UnitRequest
 from hotfuse.compile.request_context import text_id, used_by, wanted
 from hotfuse.compile.unit import units
@@ -175,8 +176,10 @@ def test_a_unit_gets_the_kernel_that_was_asked_for(pays: bool, monkeypatch: pyte
     request = UnitRequest("contract", {}, (("g", tuple(range(len(graph.nodes)))),), ("g",))
     with used_by({"strategies": [SKIP], "focus": text_id(piece.text)}):
         answer, codes = units.unit(request, [show(graph).encode()])
-    made = kernel_from_json(answer["kernel"], codes[0])
+    assert isinstance(answer, UnitKernel)
+    made = kernel_from(answer.kernel, codes[0])
     assert (SKIP in made.about) is pays and made.lowered.kernel.name.endswith("_skipping") is pays
-    assert any(SKIP in n for n in answer["notes"]) is not pays
+    assert any(SKIP in n for n in answer.notes) is not pays
     plain, plain_codes = units.unit(request, [show(graph).encode()])
-    assert plain["kernel"]["skips"] is None and "_skipping" not in kernel_from_json(plain["kernel"], plain_codes[0]).about
+    assert isinstance(plain, UnitKernel) and plain.kernel.skips is None
+    assert "_skipping" not in kernel_from(plain.kernel, plain_codes[0]).about

@@ -62,7 +62,7 @@ def test_races_move_the_prior_of_a_row_and_of_its_context_more() -> None:
     outcomes = SpecializationOutcomes()
     assert outcomes.promise(SIZES, 0.9) == row(SIZES).prior
     for _ in range(8):
-        outcomes.learn(SIZES, 0.9, 1.0, 2.0, False)
+        outcomes.learn(SIZES, 0.9, 1.0, 2.0, won=False)
     assert outcomes.promise(SIZES, 0.9) < outcomes.promise(SIZES, 0.1) < row(SIZES).prior == 0.4
     assert outcomes.promise(BRANCH, 0.9) == row(BRANCH).prior, "rows do not teach each other"
     again = SpecializationOutcomes()

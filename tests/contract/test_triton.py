@@ -222,7 +222,7 @@ def test_bulk_copies_read_the_same(name: str, tmp_path: Path) -> None:
     found = fn(*(t.double() for t in tensors))
     got = interpreted(made, lower_gpu(made.graph, tiling), tiling, tensors, tmp_path)
     close(got, found if isinstance(found, tuple) else [found])
-    built = build(source, GpuTarget("cuda", "90"), 4, True)
+    built = build(source, GpuTarget("cuda", "90"), 4, dependent=True)
     assert "cp.async.bulk.tensor" in built.texts["ptx"] and len(built.descriptors) == len(source.blocks)
 
 
@@ -237,7 +237,7 @@ def test_programs_that_share_a_product_add_its_parts_up(bulk: bool, tmp_path: Pa
     tiling = GpuTiling(64, 16, 32, 4, 2, bulk=bulk, split=4)
     low = lower_gpu(made.graph, tiling)
     close(interpreted(made, low, tiling, tensors, tmp_path), [gated(*(t.double() for t in tensors))])
-    built = build(emit(low.kernel, 2, dependent=True, bulk=bulk, split=4), GpuTarget("cuda", "90"), 4, True)
+    built = build(emit(low.kernel, 2, dependent=True, bulk=bulk, split=4), GpuTarget("cuda", "90"), 4, dependent=True)
     assert built.counters == 3 and built.grid == 12 and built.workspace == 12 * 2 * 64 * 16 and "atom." in built.texts["ptx"]
 
 
@@ -262,7 +262,7 @@ def test_programs_that_make_tiles_in_turns(name: str, bulk: bool, tmp_path: Path
     found = fn(*(t.double() for t in tensors))
     close(interpreted(made, low, tiling, tensors, tmp_path), found if isinstance(found, tuple) else [found])
     source = emit(low.kernel, 2, dependent=True, bulk=bulk, programs=4)
-    built = build(source, GpuTarget("cuda", "90"), 4, True)
+    built = build(source, GpuTarget("cuda", "90"), 4, dependent=True)
     stores = "cp.async.bulk.tensor.2d.global" in built.texts["ptx"]
     assert built.grid == 4 and stores is bulk
     with pytest.raises(CannotLower, match="take turns"):
@@ -374,7 +374,7 @@ def test_weights_are_asked_for_before_the_wait_and_other_operands_before_the_loo
     source = emit(kernel, 2, dependent=True)
     order = [source.text.rindex(part) for part in ("_prefetch(p1", "gdc_wait()", "tl.load(p3", "tl.range(", "tl.load(p1")]
     assert order == sorted(order), source.text
-    assert "prefetch.global.L2" in build(source, GpuTarget("cuda", "90"), 4, True).texts["ptx"]
+    assert "prefetch.global.L2" in build(source, GpuTarget("cuda", "90"), 4, dependent=True).texts["ptx"]
     assert "_prefetch(p" not in emit(kernel, 2).text
 
 
@@ -412,7 +412,7 @@ def test_device_code_for_every_architecture(name: str, target: GpuTarget) -> Non
     made, _, tilings = lowered(name)
     tiling = tilings[-1]
     source = emit(lower_gpu(made.graph, tiling).kernel, tiling.stages, dependent=target.dependent)
-    built = build(source, target, tiling.warps, target.dependent)
+    built = build(source, target, tiling.warps, dependent=target.dependent)
     assert built.code[:4] == b"\x7fELF" and built.grid == source.grid and built.dependent is (target.arch == "90")
     assert ("griddepcontrol.wait" in built.texts.get("ptx", "")) is target.dependent
 
@@ -498,20 +498,20 @@ def test_a_graph_is_grouped_and_a_unit_compiled_as_a_worker_does() -> None:
     tensors = (half(1, 24, 32), half(32, 32), half(32))
     made = group_of(block, tensors)
     answer, _ = units.plan(DevicePlanRequest(show(made.graph)))
-    graph, at = parse(answer["graph"]), 0
+    graph, at = parse(answer.graph), 0
     kinds: list[tuple[str, list[str]]] = []
-    for count, kind in answer["groups"]:
+    for count, kind in answer.groups:
         kinds.append((kind, [n.op.split(".")[1] for n in graph.nodes[at : at + count]]))
         at += count
     assert [ops[0] for kind, ops in kinds if kind != "library"] == ["linear", "to"], kinds  # f32 is made where the norm reads it
     if triton_missing():
         return
     request = DeviceUnitRequest(show(made.graph), {}, ("cuda", "90", 32), tf32=False, share=(0, 1))
-    answer, codes = units.unit(request)
-    assert not codes and answer["because"]  # the whole block is no one kernel
-    answer, codes = units.unit(replace(request, graph=show(group_of(lambda x: F.relu(x) * 2, (half(8, 16),)).graph)))
+    made_of, codes = units.unit(request)
+    assert not codes and made_of.because  # the whole block is no one kernel
+    made_of, codes = units.unit(replace(request, graph=show(group_of(lambda x: F.relu(x) * 2, (half(8, 16),)).graph)))
     assert codes and all(code[:4] == b"\x7fELF" for code in codes)
-    assert all(k["built"]["grid"] == 1 and k["tiling"] for k in answer["kernels"])
+    assert all(k.built["grid"] == 1 and k.tiling for k in made_of.kernels)
 
 
 @pytest.mark.parametrize(("hides", "kept"), [(False, False), (True, True)])

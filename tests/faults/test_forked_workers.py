@@ -49,7 +49,7 @@ def nothing_against_forks(monkeypatch: pytest.MonkeyPatch) -> None:
 def answers(worker: ForkedWorker) -> bool:
     """Whether it does what workers do: an unknown request is refused, not fatal."""
     header, _ = worker.ask({"kind": "nonsense"}, [])
-    return header["ok"] is False
+    return header["answer"] == "refusal"
 
 
 @contextmanager
@@ -308,13 +308,13 @@ def test_a_server_that_was_stopped_for_long_does_not_take_its_worker_for_stalled
 def test_workers_of_both_kinds_are_killed_replaced_and_bounded(kind: Workers) -> None:
     both = Pool(PoolLimits(1, 8 << 30, kind=kind), load=lambda: 0.0)
     try:
-        assert both.submit(Task("one", READY)).result(60)[0]["ok"]
+        assert both.submit(Task("one", READY)).result(60)[0]["answer"] == "ready"
         (worker,) = both.workers
         assert worker.forked is (kind == "fork")
         os.kill(worker.pid, signal.SIGKILL)
         while worker.alive:
             time.sleep(0.01)
-        assert both.submit(Task("two", READY)).result(60)[0]["ok"]
+        assert both.submit(Task("two", READY)).result(60)[0]["answer"] == "ready"
         assert both.counts()["workers_forked" if kind == "fork" else "workers_spawned"] == 2
         limits = Path(f"/proc/{both.workers[0].pid}/limits").read_text()
         line = next(line for line in limits.splitlines() if line.startswith("Max address space"))

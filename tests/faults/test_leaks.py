@@ -18,6 +18,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.compile.answer_bodies import ProfileAnswer, message
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 from hotfuse.compile.workers.worker_pool import Pool
@@ -151,7 +152,7 @@ def test_a_question_that_waits_holds_no_plan(monkeypatch: pytest.MonkeyPatch) ->
     assert waiting, "else nothing is tested"
     del entry, engine, fast
     assert not found(Plan)
-    waiting[0].set_result(({"ok": True, "version": 0, "parts": []}, []))  # nobody is there to hear it
+    waiting[0].set_result(message(ProfileAnswer((), 0)))  # nobody is there to hear it
 
 
 def versions_of(entry: Any) -> tuple[tuple[int, ...], Plan]:

@@ -9,6 +9,7 @@ from tests.fuzz.typed_programs import served_program
 from tests.races import kernels_win, new_plans_win
 
 
+@pytest.mark.budget_s(3)
 @pytest.mark.parametrize("seed", [1012, 1023, 2001, 2004, 2007])
 def test_calls_give_what_the_model_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     new_plans_win(monkeypatch, 0.002)

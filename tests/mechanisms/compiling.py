@@ -16,6 +16,7 @@ import hotfuse.fusion.criteria as criteria
 from hotfuse.analysis.resources import Bound, CorePeaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.compile import compilation_graph as graph_module
+from hotfuse.compile.answer_bodies import UnitRefused, message
 from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.compilation_graph import CompileGraph
 from hotfuse.compile.unit import units
@@ -113,7 +114,7 @@ def replaced_units(world: World) -> float:
     _, running = pool.queue.pop(0)
     running.set_running_or_notify_cancel()
     done.reprofile({"s0": 9})
-    running.set_result(({"ok": True, "refused": "it loses at 4"}, []))
+    running.set_result(message(UnitRefused("it loses at 4")))
     while thread.is_alive():
         if any(not f.cancelled() for _, f in list(pool.queue)):
             pool.work()

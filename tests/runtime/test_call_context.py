@@ -72,8 +72,8 @@ def test_gradients_and_the_default_dtype_are_told_apart(dtype: torch.dtype, grad
     torch.set_default_dtype(dtype)
     try:
         with torch.set_grad_enabled(gradients):
-            assert around() == asked_in_python() == usual(gradients)
-        assert usual(True) != usual(False)
+            assert around() == asked_in_python() == usual(gradients=gradients)
+        assert usual(gradients=True) != usual(gradients=False)
     finally:
         torch.set_default_dtype(before)
 

@@ -11,6 +11,8 @@ import torch
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.answer_bodies import message, refusal
+from hotfuse.compile.captured_answers import answer_of
 from hotfuse.compile.captures import Known, captured, known, recalled
 from hotfuse.compile.workers import wire
 from hotfuse.frontends.captured import CallSpec, Captured, TensorSpec
@@ -66,7 +68,7 @@ def call(*shape: int, opened: tuple[int, ...] = (), across: bool = False) -> Cal
 
 
 def answering(text: str) -> Callable[[CallSpec], wire.Message]:
-    return lambda _: wire.answer_to_message(Captured(parse(text), {}, {}))
+    return lambda _: message(*answer_of(Captured(parse(text), {}, {})))
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_what_could_not_be_opened_is_not_tried_by_every_process(at: Known) -> No
     assert recalled(at, "", call(4, 8)) is not None
 
     def refused(_: CallSpec) -> wire.Message:
-        return wire.error_to_message(CaptureError("no"))
+        return refusal(CaptureError("no"))
 
     with pytest.raises(CaptureError):
         captured(at, "", call(9, 8), refused, 1.0)

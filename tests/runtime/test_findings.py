@@ -18,10 +18,10 @@ from hotfuse.analysis.resources import work_of
 from hotfuse.backends.protocol import Artifact
 from hotfuse.base.events import Why
 from hotfuse.compile import request_context, requests
+from hotfuse.compile.answer_bodies import ProfileAnswer, received
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.learn.learned import notes
 from hotfuse.compile.request_context import RequestContext
-from hotfuse.compile.workers import wire
 from hotfuse.hpm.bottleneck import Bottleneck, Ledger, Strategy
 from hotfuse.ir.text import show
 from hotfuse.machine.fingerprint import fingerprint
@@ -52,12 +52,12 @@ def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
     roof_us = (work_of(p.graph, p.sizes[-1]).flops or 0) / 1e11 * 1e6
     parts = [asked(1e6), asked(1e6, balance=0.5), asked(1e6, n=1), asked(2 * roof_us, n=1)]
     header = {"kind": "profile", "threads": 1, "parts": parts, **place.header()}
-    answer, _ = wire.checked(requests.answer(header, []))
-    found = [p["bottleneck"] for p in answer["parts"]]
+    answer, _ = received(requests.answer(header, []), ProfileAnswer)
+    found = [p.bottleneck for p in answer.parts]
     assert found == ["latency", "imbalance", "latency", "compute"], (
         "a second; the same on uneven threads; near the roof"
     )
-    assert answer["parts"][0]["measured_rooflines"] and answer["parts"][0]["hz"] == PEAKS.hz
+    assert answer.parts[0].measured_rooflines and answer.parts[0].hz == PEAKS.hz
     with request_context.used_by(place.header()):
         kept = notes()
         assert kept is not None
@@ -92,8 +92,9 @@ def test_a_side_that_nobody_takes_limits_nothing_and_teaches_nothing(tmp_path: P
         store.machine(fingerprint(), PEAKS.to_dict())
     taken = asked(400.0, graph=LOPSIDED, sizes={}, flops=32, bytes=64)
     parts = [taken, {**taken, "flops": 2 * 512**3, "bytes": 3 << 20}, {**taken, "flops": -1, "bytes": -1}]
-    answer, _ = wire.checked(requests.answer({"kind": "profile", "threads": 1, "parts": parts, **place.header()}, []))
-    assert [p["bottleneck"] for p in answer["parts"]] == ["latency", "compute", "unknown"]
+    header = {"kind": "profile", "threads": 1, "parts": parts, **place.header()}
+    answer, _ = received(requests.answer(header, []), ProfileAnswer)
+    assert [p.bottleneck for p in answer.parts] == ["latency", "compute", "unknown"]
     with request_context.used_by(place.header()):
         kept = notes()
         assert kept is not None

@@ -16,6 +16,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.events import EventLog, Why
 from hotfuse.compile import requests
+from hotfuse.compile.answer_bodies import IdleAnswer, ModelFacts, message, received
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import idle as idle_work
 from hotfuse.compile.learn.measure import BoundCall, tile_of
@@ -38,7 +39,7 @@ class Fake:
 
     def __init__(self, memory: int = 0) -> None:
         self.paused = False
-        self.answers: list[dict[str, Any]] = []
+        self.answers: list[wire.Message] = []
         self.asked: list[dict[str, Any]] = []
         self.go = threading.Semaphore(0)
         self.closed = threading.Event()
@@ -48,10 +49,10 @@ class Fake:
         self.go.acquire()
         if self.closed.is_set():
             raise EOFError
-        return self.answers.pop(0), []
+        return self.answers.pop(0)
 
     def answer(self, **said: Any) -> None:
-        self.answers.append({"ok": True, "measured": 0, "left": True, "version": None, "facts": {}, **said})
+        self.answers.append(message(IdleAnswer(**{"measured": 0, "left": True, **said})))
         self.go.release()
 
     def pause(self) -> None:
@@ -103,7 +104,7 @@ def test_it_works_in_idle_time_and_says_what_it_learned() -> None:
         until(lambda: s.worker.asked)
         assert s.worker.asked[0]["kind"] == "idle" and s.worker.asked[0]["profiles"] == "nowhere"
         s.worker.answer(measured=7)
-        s.worker.answer(measured=3, version=4, facts={"samples": 50, "mape": 0.2}, left=False)
+        s.worker.answer(measured=3, model=4, facts=ModelFacts(50, 0.2, "forest"), left=False)
         until(lambda: s.idle.told.state is IdleState.DONE)
         assert (s.idle.told.measured, s.idle.told.version, s.idle.told.slices) == (10, 4, 2)
         until(s.worker.closed.is_set)
@@ -206,15 +207,15 @@ def test_slices_measure_what_models_contain_and_train(
             store.record_problem(p.key, show(p.graph), p.sizes[0])
     kernels_take(monkeypatch, place, times)
     header = {"kind": "idle", "seconds": 200.0, **place.header()}
-    first, _ = wire.checked(requests.answer(header, []))
-    assert first["measured"] >= 6 and not first["left"] and first["version"] == (1 if kept else None)
+    first, _ = received(requests.answer(header, []), IdleAnswer)
+    assert first.measured >= 6 and not first.left and first.model == (1 if kept else None)
     with Store.open(place.path) as store:
         names = {m.kernel for m in store.measurements(source="calibrate")}
-        assert len(names) == first["measured"] and (model.load(store) is not None) is kept
-    again, _ = wire.checked(requests.answer(header, []))
-    assert again["measured"] == 0 and not again["left"] and again["version"] is None, "nothing is measured twice"
-    reading, _ = wire.checked(requests.answer({**header, "record": False}, []))
-    assert reading["measured"] == 0 and "no store" in reading["because"]
+        assert len(names) == first.measured and (model.load(store) is not None) is kept
+    again, _ = received(requests.answer(header, []), IdleAnswer)
+    assert again.measured == 0 and not again.left and again.model is None, "nothing is measured twice"
+    reading, _ = received(requests.answer({**header, "record": False}, []), IdleAnswer)
+    assert reading.measured == 0 and "no store" in reading.because
 
 
 # --- as a user has it ---------------------------------------------------------------------------------------------------------

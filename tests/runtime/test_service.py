@@ -125,16 +125,16 @@ def test_an_unknown_request_is_refused_not_fatal() -> None:
     own.submit(job)
     jobs_done(own)
     own.stop(10)
-    assert [header["ok"] for header, _ in said] == [False, False]
+    assert [header["answer"] for header, _ in said] == ["refusal", "refusal"]
     assert own.started == 1
 
 
 def test_capture_errors_keep_their_reason() -> None:
-    from hotfuse.compile.workers import wire
+    from hotfuse.compile.answer_bodies import checked, refusal
 
     e = CaptureError("what", where="a.py:1", because="b", hint="h", why=Why.STATEFUL)
     with pytest.raises(CaptureError) as caught:
-        wire.answer_from_message(wire.error_to_message(e))
+        checked(refusal(e))
     assert caught.value.why is Why.STATEFUL and caught.value.where == "a.py:1" and str(caught.value) == str(e)
 
 

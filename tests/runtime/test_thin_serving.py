@@ -173,11 +173,11 @@ def test_what_serving_takes_is_measured_and_counts_nothing() -> None:
         live.call()
         (site,) = live.engine.sites.values()
         before, calls, x = live.engine.counts(), live.entry.calls, torch.randn(3, 4)
-        found = path_seconds(live.engine.serve, live.engine._tally.mine, site, live.entry, (x,), usual(False))
+        found = path_seconds(live.engine.serve, live.engine._tally.mine, site, live.entry, (x,), usual(gradients=False))
         assert found is not None and found > 0
         assert live.engine.counts() == before and live.entry.calls == calls
         others = torch.randn(3, 4, dtype=torch.float64)  # for which there is no plan
-        assert path_seconds(live.engine.serve, live.engine._tally.mine, site, live.entry, (others,), usual(False)) is None
+        assert path_seconds(live.engine.serve, live.engine._tally.mine, site, live.entry, (others,), usual(gradients=False)) is None
 
 
 def test_what_python_lost_is_decided_again_in_native_code() -> None:
@@ -192,7 +192,7 @@ def test_what_python_lost_is_decided_again_in_native_code() -> None:
     decided(entry, contest, Trial(10.0, 20.0, 9, False, True, LIVE), EventLog(), "model")
     assert entry.own and entry.lost_by_dispatch
     table = SimpleNamespace(native=False)
-    site: Any = SimpleNamespace(cache=lambda mode: SimpleNamespace(table=table))
+    site: Any = SimpleNamespace(cache=lambda grad_mode: SimpleNamespace(table=table))
     compare(site, entry, Settings())
     assert not opened
     table.native = True
@@ -251,7 +251,7 @@ def test_pythons_look_through_a_model_is_not_charged_before_native_code_takes_ov
     learner._plans, learner._context, learner.outside_s = SimpleNamespace(watch=guard), lambda: lambda: 0, lambda: 0.0
     learner._serve, learner._tally = None, SimpleNamespace(mine=None)
     table = SimpleNamespace(native=True, select=lambda *_: 0)
-    site: Any = SimpleNamespace(cache=lambda _: SimpleNamespace(table=table))
+    site: Any = SimpleNamespace(cache=lambda grad_mode: SimpleNamespace(table=table))
     entry: Any = SimpleNamespace(dispatch_s=(0.0, False, False), grad_mode=False)
     x = torch.ones(2)
     with torch.no_grad():

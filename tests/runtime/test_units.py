@@ -19,6 +19,7 @@ from hotfuse import CaptureError, Settings
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.events import Why
 from hotfuse.compile import compilation
+from hotfuse.compile.answer_bodies import AnswerBody, MadeKernel, UnitCut, UnitKernel, UnitRefused, message, refusal
 from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.compilation_graph import UnitState
 from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
@@ -27,6 +28,7 @@ from hotfuse.compile.unit import units
 from hotfuse.compile.value import CompileProgress, Expected, Facts, RooflineEstimator, worth
 from hotfuse.compile.workers.service import counters, service
 from hotfuse.compile.workers.task import Task
+from hotfuse.compile.workers.wire import Message
 from hotfuse.fusion.bandit import Bandit, Budget
 from hotfuse.hpm.bottleneck import Ledger, Strategy
 from hotfuse.ir.graph import Graph
@@ -36,7 +38,7 @@ from hotfuse.partition.change import PartitionChange
 from hotfuse.pipeline import compile_units
 from tests.races import kernels_win
 
-Answer = Callable[[Mapping[str, Any]], dict[str, Any] | None]
+Answer = Callable[[Mapping[str, Any]], AnswerBody | CaptureError | None]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,7 @@ class Scripted(Here):
         if made is None:
             return super().submit(task)
         future: Future[Any] = Future()
-        future.set_result((made, [b"code"] if "kernel" in made else []))
+        future.set_result(refusal(made) if isinstance(made, CaptureError) else said(made))
         return future
 
     def cancel(self, owner: str) -> int:
@@ -70,11 +72,15 @@ class Scripted(Here):
         return [h for h in self.asked if h["kind"] == "unit"]
 
 
-def a_kernel(text: str, us: float = 1.0, keys: tuple[str, ...] = (), **use: Any) -> dict[str, Any]:
+def said(body: AnswerBody) -> Message:
+    return message(body, [b"code"] if isinstance(body, UnitKernel) else [])
+
+
+def a_kernel(text: str, us: float = 1.0, keys: tuple[str, ...] = (), **use: Any) -> UnitKernel:
     about = {"nodes": 1, "flops": 1000, "moved": 1000, "traffic": 1000, "largest": 0, "us": us, "bound": "memory",
              "utilization": 0.5, "scratch": 0, "vectors": 4, "parallel": 8, **use}
-    return {"ok": True, "text": text, "keys": list(keys),
-            "kernel": {"ops": text, "compile_s": 0.01, "kernel_us": us, "library_us": 2 * us, "use": about}}
+    made = MadeKernel("", "", (), (), (), text, 0.01, us, 2 * us, use=about)
+    return UnitKernel(made, text, (), (), keys)
 
 
 def chain(ops: list[str], size: str = "s0") -> str:
@@ -179,11 +185,11 @@ graph main(%x: f32[s0, 64]) where (2 <= s0) {
 
 
 def pairs(joined_us: float) -> Answer:
-    def answer(h: Mapping[str, Any]) -> dict[str, Any] | None:
+    def answer(h: Mapping[str, Any]) -> AnswerBody | None:
         if not h["joined"]:
             return a_kernel("linear" if h["group"] == "contract" else "softmax", 10.0)
         if joined_us >= h["beat"]:
-            return {"ok": True, "refused": f"both: one kernel takes {joined_us} us where two take {h['beat']}"}
+            return UnitRefused(f"both: one kernel takes {joined_us} us where two take {h['beat']}")
         return a_kernel("both", joined_us, ("k",) * len(h["alike"]))
 
     return answer
@@ -224,13 +230,13 @@ def test_two_kernels_stay_two_where_one_is_slower_and_both_times_are_kept() -> N
 def test_the_worker_itself_refuses_a_common_kernel_that_does_not_beat_the_two(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_win(monkeypatch)
     text = chain(["aten.tanh.default({})", "aten.exp.default({})"])
-    header, _ = units.plan(PlanRequest(text, {"s0": 4}))
-    ident = header["bodies"][0]["id"]
+    planned, _ = units.plan(PlanRequest(text, {"s0": 4}))
+    ident = planned.bodies[0].id
     request = UnitRequest("rows", {"s0": 4}, ((ident, (0, 1)),), split=False, joined=True, beat=1e9)
     won, codes = units.unit(request, [])
-    assert "kernel" in won and codes and len(won["keys"]) == 1
+    assert isinstance(won, UnitKernel) and codes and len(won.keys) == 1
     lost, codes = units.unit(replace(request, beat=1e-3), [])
-    assert "us where two take 0.0" in lost["refused"] and not codes
+    assert isinstance(lost, UnitRefused) and "us where two take 0.0" in lost.refused and not codes
 
 
 def test_what_is_left_of_a_cut_joins_a_neighbour_that_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,25 +253,24 @@ graph main(%x: f32[s0, {WIDE}]) where (2 <= s0) {{
 """
     monkeypatch.setattr(units, "measuring", lambda _: None)  # groups as access classes suggest: no clock decides here
     planned, _ = units.plan(PlanRequest(text, {"s0": 4}))
-    body = planned["bodies"][0]
-    groups = [g for g in body["groups"] if "key" in g]
+    groups = [g for g in planned.bodies[0].groups if g.key is not None]
     assert len(groups) == 2, "the grouping no longer separates them: choose another graph"
     for wins in (True, False):
         seen: list[tuple[int, ...]] = []
 
-        def answer(h: Mapping[str, Any], wins: bool = wins, seen: list[tuple[int, ...]] = seen) -> dict[str, Any] | None:
+        def answer(h: Mapping[str, Any], wins: bool = wins, seen: list[tuple[int, ...]] = seen) -> AnswerBody:
             nodes = h["alike"][0][1]
             seen.append(tuple(nodes))
             if h["joined"]:
                 assert h["beat"] is None or 0 in nodes  # two that wait have nothing to beat but the library
-                return a_kernel("joined", 3.0, ("k",)) if wins and 0 not in nodes else {"ok": True, "refused": "joined: no"}
-            if h["split"] and len(nodes) == groups[0]["nodes"] and len(seen) == 1:
-                at = [{**groups[0], "nodes": 1, "key": f"half{i}", "ops": f"half{i}", "kind": "rows"} for i in range(2)]
-                return {"ok": True, "split": 1, "why": "it loses", "pieces": [at]}
+                return a_kernel("joined", 3.0, ("k",)) if wins and 0 not in nodes else UnitRefused("joined: no")
+            if h["split"] and len(nodes) == groups[0].nodes and len(seen) == 1:
+                at = tuple(replace(groups[0], nodes=1, key=f"half{i}", ops=f"half{i}", kind="rows") for i in range(2))
+                return UnitCut(1, "it loses", (at,))
             return a_kernel("+".join(map(str, nodes)), 5.0)
 
         def estimate(facts: Facts) -> Expected:
-            return Expected(9.0 if facts.ops == groups[0]["ops"] else 5.0 if "|" in facts.ops else 1.0, 1.0)
+            return Expected(9.0 if facts.ops == groups[0].ops else 5.0 if "|" in facts.ops else 1.0, 1.0)
 
         made = compiled(text, Scripted(answer), estimate=estimate)
         check(made)
@@ -289,9 +294,8 @@ def test_a_worker_that_has_not_seen_the_graph_gets_its_text() -> None:
 
 
 def test_a_unit_that_fails_stays_with_the_library_and_the_rest_goes_on() -> None:
-    def answer(h: Mapping[str, Any]) -> dict[str, Any] | None:
-        error = {"what": "it broke", "where": "", "because": "of a bug", "try": ""}
-        return {"ok": False, "error": error, "why": Why.WORKER_DIED.name} if h["group"] == "contract" else None
+    def answer(h: Mapping[str, Any]) -> CaptureError | None:
+        return CaptureError("it broke", because="of a bug", why=Why.WORKER_DIED) if h["group"] == "contract" else None
 
     done = compiled(MIXED, Scripted(answer))
     assert any("it broke: of a bug" in n for n in done.graph.said()) and done.graph.counts["failed"] == 1
@@ -318,13 +322,13 @@ class Waiting(Scripted):
             self.ready.notify_all()
         return future
 
-    def work(self, answer: dict[str, Any] | None = None) -> None:
+    def work(self) -> None:
         with self.ready:
             assert self.ready.wait_for(lambda: [f for _, f in self.queue if not f.cancelled()], 60)
             task, future = next((t, f) for t, f in self.queue if not f.cancelled())
             self.queue.remove((task, future))
         future.set_running_or_notify_cancel()
-        future.set_result((answer, []) if answer is not None else Here().submit(task).result())
+        future.set_result(Here().submit(task).result())
 
 
 def test_new_sizes_replace_what_has_not_begun_and_old_refusals_are_asked_again() -> None:
@@ -338,7 +342,7 @@ def test_new_sizes_replace_what_has_not_begun_and_old_refusals_are_asked_again()
     running.set_running_or_notify_cancel()  # the worker has begun with the first
     done.reprofile({"s0": 9})
     assert done.graph.counts["replaced"] == 2  # the one that waited there, and the one that waited here
-    running.set_result(({"ok": True, "refused": "it loses at 4"}, []))
+    running.set_result(said(UnitRefused("it loses at 4")))
     for _ in range(3):
         pool.work()
     thread.join(60)
@@ -359,7 +363,7 @@ def test_a_compilation_asks_between_units_which_sizes_calls_have_by_then() -> No
 
 def test_traffic_to_and_fro_does_not_keep_a_compilation_from_ending() -> None:
     sizes = itertools.cycle([{"s0": 9}, {"s0": 4}])
-    asked = Scripted(lambda h: {"ok": True, "refused": f"it loses at {h['dims']['s0']}"})
+    asked = Scripted(lambda h: UnitRefused(f"it loses at {h['dims']['s0']}"))
     done = compiled(MIXED, asked, latest=lambda: next(sizes))
     assert len({tuple(h["dims"].items()) for h in asked.units}) <= 2 and len(asked.units) <= 3 * (compilation.TURNS + 1)
     assert done.progress == ALL_DONE

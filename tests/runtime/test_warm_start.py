@@ -215,7 +215,6 @@ def test_processes_that_start_at_once_compile_once_between_them(tmp_path: Path) 
     assert all(f["cache"]["refused"] == 0 for f in found)
 
 
-@pytest.mark.budget_s(60)
 def test_processes_with_one_size_each_become_warm(machine: Machine) -> None:
     """The first had 16 rows. The second captures them open, the third begins with its plan, and 16 rows keep theirs."""
     second = machine.serve(rows=[24])

@@ -184,7 +184,7 @@ def _replaced(d: Dim, names: dict[str, str]) -> Dim:
     return expr(d.op, *(_replaced(a, names) for a in dims_in(d)))
 
 
-def _lies(i: int, t: TensorType, row_major: bool) -> list[Fact]:
+def _lies(i: int, t: TensorType, *, row_major: bool) -> list[Fact]:
     """How an input that is not row-major lies: `contiguous()` was left out of a graph, or views were followed by writes, because it
     is dense in this order, or because it is dense in none."""
     rank, layout = len(t.shape), t.layout
@@ -250,7 +250,7 @@ def facts_of(graph: Graph, contiguous: Sequence[bool], more: Iterable[Fact] = ()
             raise InternalError(f"input %{v.name} is not a tensor")
         rank = len(v.type.shape)
         kinds += [Plain(i, v.type.device), Typed(i, v.type.dtype), Ranked(i, rank)]
-        kinds += [] if i in anywhere else [Dense(i, rank, None, dense), *_lies(i, v.type, dense)]
+        kinds += [] if i in anywhere else [Dense(i, rank, None, dense), *_lies(i, v.type, row_major=dense)]
         for k, d in enumerate(v.type.shape):
             if isinstance(d, int):
                 sizes.append(Sized(i, k, d))

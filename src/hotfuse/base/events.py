@@ -39,6 +39,7 @@ class Why(StrEnum):
     NOT_SENDABLE = "the model cannot be sent to a worker process"
     WORKER_DIED = "the capture worker died"
     TIMEOUT = "the capture took too long"
+    WRONG_ANSWER = "a worker answered what does not fit the question"
     RANDOM = "the model draws random numbers"
     STATEFUL = "the model changes its own state"
     READS_DATA = "its code reads tensor data: the path that calls take is recorded, and followed"

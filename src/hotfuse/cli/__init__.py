@@ -28,7 +28,7 @@ app.add_typer(db.db, name="db")
 app.add_typer(cache.cache, name="cache")
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:  # noqa: FBT001  (typer calls it with the option's value)
     if wanted:
         typer.echo(f"hotfuse {version('hotfuse')}")
         raise typer.Exit

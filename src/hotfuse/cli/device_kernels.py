@@ -50,9 +50,9 @@ def _kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str) -> lis
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
     answer, _ = units.plan(DevicePlanRequest(show(at_sizes(graph, dict(sizes)))))
-    ordered, at = parse(str(answer["graph"])), 0
+    ordered, at = parse(answer.graph), 0
     groups: dict[str, list[Any]] = {}
-    for count, kind in answer["groups"]:
+    for count, kind in answer.groups:
         if kind != "library":
             piece = normalized(extract(ordered, range(at, at + count), "group"))
             groups.setdefault(show(piece), [piece, 0])[1] += 1

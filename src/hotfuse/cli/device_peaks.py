@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hotfuse.base.errors import InputError
@@ -75,7 +76,7 @@ def _kernels(device: torch.device, settings: Settings, seconds: float, seed: int
         learned = kept_and_learned(pool, device, settings, report.kernels)
     return {"measured": len(report.kernels), "problems": report.problems, "refused": dict(report.refused),
             "interrupted": report.interrupted,
-            **{k: v for k, v in learned.items() if k != "ok"}}  # fmt: skip
+            **asdict(learned)}  # fmt: skip
 
 
 def _told(kernels: Mapping[str, Any]) -> str:

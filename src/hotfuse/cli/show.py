@@ -109,6 +109,7 @@ def _show_stage(model: CapturedModel, stage: StageName, kernel: str, *, as_json:
 
 def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> CapturedModel:
     """The graph as a worker captures it, and the sizes it was looked at with."""
+    from hotfuse.compile.captured_answers import captured_from
     from hotfuse.compile.request_bodies import OnnxCapture
     from hotfuse.compile.workers import wire
     from hotfuse.compile.workers.service import ask
@@ -118,7 +119,7 @@ def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> CapturedModel:
 
     specs = specs_of(loaded.inputs, sizes)
     request = OnnxCapture(wire.call_to_json(CallSpec(tuple(specs))))
-    done = wire.answer_from_message(ask(request, [ship(loaded).blob], from_env()))
+    done = captured_from(ask(request, [ship(loaded).blob], from_env()))
     weights = {**OnnxModule(loaded).weights, **{k: restore(info) for k, info in done.constants.items()}}
     return CapturedModel(done, [s.shape for s in specs], weights)
 

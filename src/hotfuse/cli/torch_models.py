@@ -116,6 +116,7 @@ class CapturedModel:
 def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> CapturedModel:
     """The graph as a worker captures it for serving, and the sizes it was looked at with."""
     from hotfuse.base.structure import take_call
+    from hotfuse.compile.captured_answers import captured_from
     from hotfuse.compile.request_bodies import TorchCapture
     from hotfuse.compile.workers import wire
     from hotfuse.compile.workers.service import ask
@@ -129,5 +130,5 @@ def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> 
     specs = specs_of(leaves, opened or [set() for _ in leaves])
     request = TorchCapture(wire.call_to_json(CallSpec(tuple(specs))))
     shipment = ship(model, spec)
-    found = wire.answer_from_message(ask(request, [shipment.blob], from_env()))
+    found = captured_from(ask(request, [shipment.blob], from_env()))
     return CapturedModel(found, [s.shape for s in specs], run(BIND, found, shipment.tensors).weights)

@@ -17,6 +17,8 @@ from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import folder_of
+from hotfuse.compile.answer_bodies import CaptureAnswer, received
+from hotfuse.compile.captured_answers import captured_from
 from hotfuse.compile.kept import answered
 from hotfuse.compile.workers import wire
 from hotfuse.frontends.captured import CallSpec, Captured
@@ -88,13 +90,19 @@ def captured(
 ) -> Captured:
     """A graph for calls like these: the one that is kept, or one that is asked for now; raises CaptureError."""
     if at is None:
-        return wire.answer_from_message(ask(call))
+        return captured_from(ask(call))
     if (known := recalled(at, structure, call)) is not None:
         return known[0]
-    message, found = answered(at.folder, at.capture(structure, call), lambda: wire.checked(ask(call)), patience_s)
+    message, found = answered(at.folder, at.capture(structure, call), lambda: _fitting(ask(call)), patience_s)
     if not found:
         at.remember(structure, call)
-    return wire.answer_from_message(message)
+    return captured_from(message)
+
+
+def _fitting(message: wire.Message) -> wire.Message:
+    """A message that is a captured graph: nothing else is kept."""
+    received(message, CaptureAnswer)
+    return message
 
 
 def recalled(at: Known, structure: str, call: CallSpec) -> tuple[Captured, CallSpec] | None:
@@ -103,7 +111,7 @@ def recalled(at: Known, structure: str, call: CallSpec) -> tuple[Captured, CallS
         message = at.folder.get(at.capture(structure, kept))
         if message is None:
             continue
-        found = wire.answer_from_message(message)
+        found = captured_from(message)
         if kept.shapes == call.shapes or takes_sizes(found.graph, call.shapes):  # what was traced may rest on more than open dims
             return found, kept
     return None

@@ -19,6 +19,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile import unit_pairs
+from hotfuse.compile.answer_bodies import UNIT, PlanAnswer, UnitCut, UnitKernel, UnitMissing, received
 from hotfuse.compile.compilation_graph import OVER, CompileGraph, Unit, UnitState, grouping_name
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
 from hotfuse.compile.request_bodies import PlanRequest, Request, RequestBody, UnitRequest
@@ -114,15 +115,15 @@ class Compilation:
         task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner, gain=self.demand.gain)
         asked = self.executor.submit(task)
         with background_priority.waiting():
-            answer, _ = wire.checked(asked.result())
-        self.grouping = grouping_name(answer["bodies"])
+            answer, _ = received(asked.result(), PlanAnswer)
+        self.grouping = grouping_name(answer.bodies)
         if self.demand.serving == self.grouping:
             raise CaptureError("the graph is grouped as it is", because="measured weights change no choice", why=Why.SAME_PLAN)
         with self._lock:
-            self.peaks = CorePeaks(**answer["peaks"])
+            self.peaks = answer.peaks
             if self.history is not None:
-                self.history.begin(answer.get("history", {}))
-            self.graph.begin(answer["bodies"], self.demand.library_us, self.demand.outcomes(), self.sizes)
+                self.history.begin(answer.history)
+            self.graph.begin(answer.bodies, self.demand.library_us, self.demand.outcomes(), self.sizes)
         self._until = self.clock() + SPLIT_S
         while not self._cancelled:
             with self._lock:
@@ -274,31 +275,31 @@ class Compilation:
             unit.state = UnitState.WAITING
             return
         try:
-            answer, codes = wire.checked(future.result())
+            answer, codes = received(future.result(), *UNIT)
         except CaptureError as e:
             self._cancelled = self._cancelled or e.why is Why.CANCELLED
             self.graph.counts["failed"] += 1
             because = f": {e.because}" if e.because else ""
             self.graph.leave_to_library(unit, f"{unit.ops} stays with the library: {e.what}{because}")
             return
-        if "missing" in answer:
-            self._send(unit, [str(t) for t in answer["missing"]])
-        elif "kernel" in answer:
+        if isinstance(answer, UnitMissing):
+            self._send(unit, answer.missing)
+        elif isinstance(answer, UnitKernel):
             self.graph.made(unit, answer, codes)
             if isinstance(self.estimate, RooflineEstimator):
-                self.estimate.learn(unit.kind, float(answer["kernel"]["compile_s"]))
+                self.estimate.learn(unit.kind, answer.kernel.compile_s)
             if unit.of is not None:
                 self._learn(unit, unit.use.us if unit.use is not None else None)
-                unit_pairs.joined(self.graph, unit, answer["keys"])
+                unit_pairs.joined(self.graph, unit, answer.keys)
             unit_pairs.judged(self.graph, unit, self.sizes, self.asked.threads, self.peaks, self._seen, SeenCosts(self.seen))
         elif unit.version != self._version and unit.of is None:
             unit.state = UnitState.WAITING  # what lost at sizes of yesterday may win today
-        elif "split" in answer:
-            pieces = self.graph.cut(unit, int(answer["split"]), str(answer["why"]), answer["pieces"])
+        elif isinstance(answer, UnitCut):
+            pieces = self.graph.cut(unit, answer.split, answer.why, answer.pieces)
             self._seen.update((a.key, b.key) for a, b in itertools.pairwise(pieces))  # they have just been one
             for piece in pieces:
                 if piece.state is UnitState.WAITING:
                     unit_pairs.requeued(self.graph, piece, self._seen)
         else:
             self._learn(unit, None)
-            self.graph.leave_to_library(unit, str(answer["refused"]))
+            self.graph.leave_to_library(unit, answer.refused)

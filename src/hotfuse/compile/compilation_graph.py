@@ -11,18 +11,20 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any
 
 from hotfuse.analysis.resources import Bound, ResourceUse, Work
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.account import RUNS_A_CALL
+from hotfuse.compile.answer_bodies import GroupedBody, GroupFacts, UnitKernel
 from hotfuse.compile.frequency import ControlBodies, Outcomes, frequencies, sides
 from hotfuse.compile.request_context import text_id
 from hotfuse.compile.value import Facts
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.checked_json import encoded
 from hotfuse.ir.branches import control_name, inside
 from hotfuse.ir.graph import Node
 from hotfuse.ir.text import parse, show
@@ -95,9 +97,9 @@ class GraphLevel:
         return self.parts.graph.nodes[self.parts.part(number).nodes[0]]
 
 
-def grouping_name(bodies: Sequence[Mapping[str, Any]]) -> str:
+def grouping_name(bodies: Sequence[GroupedBody]) -> str:
     """A name for the groups that a worker answered with: equal for the same groups of the same graph."""
-    return text_id(repr([(b["id"], [(g["nodes"], g["kind"]) for g in b["groups"]]) for b in bodies]))
+    return text_id(repr([(b.id, [(g.nodes, g.kind) for g in b.groups]) for b in bodies]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +142,23 @@ class CompileGraph:
     # --- growing ---------------------------------------------------------------------------------
 
     def begin(
-        self, bodies: Sequence[Mapping[str, Any]], library_us: float | None, outcomes: Outcomes, sizes: Mapping[str, int]
+        self, bodies: Sequence[GroupedBody], library_us: float | None, outcomes: Outcomes, sizes: Mapping[str, int]
     ) -> None:
         """Take over the worker's grouping; a measured time of the whole graph corrects what its parts are thought to take."""
-        self.predicted_us = bodies[0].get("predicted_us") if bodies else None
+        self.predicted_us = bodies[0].predicted_us if bodies else None
         for body in bodies:
-            starts = list(itertools.accumulate((int(g["nodes"]) for g in body["groups"]), initial=0))
+            starts = list(itertools.accumulate((g.nodes for g in body.groups), initial=0))
             groups = [range(a, b) for a, b in itertools.pairwise(starts)]
-            parts = partitioned(parse(body["graph"]), groups, "grouped by access class")
-            self.choices += [str(c) for c in body.get("choices", ())]
-            nested = {int(i): [int(b) for b in within] for i, within in body["branches"].items()}
-            self.levels.append(GraphLevel(body["id"], body["graph"], parts, {}, nested))
+            parts = partitioned(parse(body.graph), groups, "grouped by access class")
+            self.choices += body.choices
+            nested = {int(i): list(within) for i, within in body.branches.items()}
+            self.levels.append(GraphLevel(body.id, body.graph, parts, {}, nested))
         self.weigh(outcomes, sizes)
-        each = (sum(float(g.get("library_s") or 0.0) for g in b["groups"]) for b in bodies)
+        each = (sum(g.library_s or 0.0 for g in b.groups) for b in bodies)
         guessed = sum(seconds * runs for seconds, runs in zip(each, self.level_runs, strict=True))
         self._scale = library_us * 1e-6 / guessed if library_us and guessed else 1.0
         for place, body in enumerate(bodies):
-            for number, about in enumerate(body["groups"]):
+            for number, about in enumerate(body.groups):
                 self._use(about, (place, number))
         self.counts["deduplicated"] = sum(len(u.uses) - 1 for u in self.units.values())
 
@@ -169,41 +171,39 @@ class CompileGraph:
         """How often a unit's kernel is expected to run in a call: its uses, each as often as its level runs."""
         return sum(self.level_runs[level] for level, _ in unit.uses)
 
-    def _use(self, about: Mapping[str, Any], place: UseSite) -> Unit | None:
+    def _use(self, about: GroupFacts, place: UseSite) -> Unit | None:
         """A group stands at a place: one more use of its unit, which may be new."""
-        key = about.get("key")
-        if key is None:
+        key = about.key
+        if key is None or about.work is None:
             return None
         self.levels[place[0]].units[place[1]] = key
         if key not in self.units:
-            seconds = about["library_s"]
-            library = None if seconds is None else float(seconds) * (1.0 if about.get("library_measured") else self._scale)
-            work, kernel, high = Work.from_dict(about["work"]), about.get("kernel_s"), about.get("high_s")
-            facts = Facts(about["kind"], work, library, about["roofline_s"], about["ops"], kernel, high)
-            self.units[key] = Unit(key, about["kind"], about["ops"], facts)
+            seconds = about.library_s
+            library = None if seconds is None else seconds * (1.0 if about.library_measured else self._scale)
+            facts = Facts(about.kind, about.work, library, about.roofline_s, about.ops, about.kernel_s, about.high_s)
+            self.units[key] = Unit(key, about.kind, about.ops, facts)
         self.units[key].uses.append(place)
         return self.units[key]
 
-    def made(self, unit: Unit, answer: Mapping[str, Any], codes: Sequence[bytes]) -> None:
+    def made(self, unit: Unit, answer: UnitKernel, codes: Sequence[bytes]) -> None:
         """A unit has a kernel, which another of the same text may have brought already, and perhaps others for other sizes."""
-        about: dict[str, Any] = answer["kernel"]
-        if answer["text"] not in self._numbers:
-            first = self._numbers[answer["text"]] = len(self.codes)
-            variants = VariantTable.from_json(about.get("variants"))
-            also = [{**a, "kernel_us": None, "library_us": None} for a in answer.get("also", ())]
+        about = answer.kernel
+        if answer.text not in self._numbers:
+            first = self._numbers[answer.text] = len(self.codes)
+            variants = VariantTable.from_json(about.variants)
             numbered = None if variants is None else variants.numbered(lambda k: first + k).to_json()
-            self.kernels += [{**about, "variants": numbered}, *also]
+            self.kernels += [encoded(k) for k in (replace(about, variants=numbered), *answer.also)]
             self.codes += codes
             self.counts["dispatched"] += variants is not None
             if variants is not None:
                 self.variant_notes.append(f"{unit.ops} is several kernels: {variants}")
-            self.variant_notes += [f"{unit.ops}: {note}" for note in answer.get("notes", ())]
-        unit.kernel = self._numbers[answer["text"]]
-        unit.state, unit.library_us = UnitState.DONE, float(about["library_us"])
-        unit.use = _use_from(about["use"])
+            self.variant_notes += [f"{unit.ops}: {note}" for note in answer.notes]
+        unit.kernel = self._numbers[answer.text]
+        unit.state, unit.library_us = UnitState.DONE, about.library_us or 0.0
+        unit.use = None if about.use is None else _use_from(about.use)
         self.counts["compiled"] += 1
 
-    def cut(self, unit: Unit, at: int, why: str, pieces: Sequence[Sequence[Mapping[str, Any]]]) -> list[Unit]:
+    def cut(self, unit: Unit, at: int, why: str, pieces: Sequence[Sequence[GroupFacts]]) -> list[Unit]:
         """A unit in two, wherever it stands; the units that its first use became."""
         unit.state, unit.why = UnitState.CUT, why
         self.notes[why] += 1
@@ -242,7 +242,7 @@ class CompileGraph:
 
     def message(self) -> wire.Message:
         """What there is so far, in the form of an answer: the body, its kernels and their code."""
-        return {"ok": True, **self._body(0), "kernels": list(self.kernels), "notes": self.said()}, list(self.codes)
+        return {**self._body(0), "kernels": list(self.kernels), "notes": self.said()}, list(self.codes)
 
     def said(self) -> list[str]:
         """Every decision against a kernel, with how often it was taken."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import COUNTED, Account, add_up
+from hotfuse.compile.answer_bodies import MadeKernel, RunsAnswer, received
 from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.learn.strategy_history import history_of
 from hotfuse.compile.parts import (
@@ -16,13 +17,14 @@ from hotfuse.compile.parts import (
     RunParts,
     body_from_json,
     body_to_json,
-    kernel_from_json,
+    kernel_from,
     runs_from,
 )
 from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import ANY_DEMAND, CompileProgress, Demand
+from hotfuse.compile.workers.checked_json import decoded
 from hotfuse.compile.workers.service import ask, sized
 from hotfuse.lower.common.codec import to_json
 
@@ -53,7 +55,7 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
         with reading:
             header, codes = compilation.message()
             for i in range(len(known), len(codes)):
-                known[i] = kernel_from_json(header["kernels"][i], codes[i])
+                known[i] = kernel_from(decoded(MadeKernel, header["kernels"][i], "a kernel"), codes[i])
             made_of = tuple(known.values())
         if not made_of and not header["branches"]:
             raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
@@ -84,4 +86,5 @@ def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings,
     """
     kernels = tuple({**(k.said or to_json(k.lowered)), "variants": k.variants and k.variants.to_json()} for k in parts.kernels)
     request, demand = RunsRequest(body_to_json(parts.body), dict(sizes), kernels, 0.0 if unfinished else None), parts.demand
-    return runs_from(parts, *ask(request, [], settings, demand.gain, tuple(demand.strategies), demand.focus))
+    answer = ask(request, [], settings, demand.gain, tuple(demand.strategies), demand.focus)
+    return runs_from(parts, *received(answer, RunsAnswer))

@@ -13,6 +13,7 @@ from hotfuse.backends.protocol import CompiledKernel, LoadedKernel, LoadedProbes
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.cache.place import folder_of
+from hotfuse.compile.answer_bodies import CountingAnswer, ProbesAnswer, received
 from hotfuse.compile.kept import answered, code_features, target
 from hotfuse.compile.request_bodies import CountingRequest, ProbesRequest
 from hotfuse.compile.workers.service import ask
@@ -23,18 +24,18 @@ from hotfuse.tile.text import parse, show
 
 def fetch_probes(settings: Settings) -> LoadedProbes:
     """Have the probes compiled, and link them: a fraction of a millisecond each."""
-    header, codes = _kept(ProbesRequest(), settings)
-    return registry.host().load_probes(dict(zip(header["names"], codes, strict=True)))
+    made, codes = received(_kept(ProbesRequest(), settings), ProbesAnswer)
+    return registry.host().load_probes(dict(zip(made.names, codes, strict=True)))
 
 
 def fetch_counting(kernels: Mapping[int, Kernel], settings: Settings) -> dict[int, LoadedKernel]:
     """Have counting kernels made, and link them. What cannot count is left out."""
     request = CountingRequest(tuple(kernels), tuple(show(k) for k in kernels.values()))
-    header, codes = _kept(request, settings)
+    made, codes = received(_kept(request, settings), CountingAnswer)
     own = registry.kernels(settings.backend)
     return {
-        int(number): own.load_kernel(CompiledKernel(parse(text), own.target(), code, {}))
-        for number, text, code in zip(header["numbers"], header["kernels"], codes, strict=True)
+        number: own.load_kernel(CompiledKernel(parse(text), own.target(), code, {}))
+        for number, text, code in zip(made.numbers, made.kernels, codes, strict=True)
     }
 
 

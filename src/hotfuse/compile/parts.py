@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.answer_bodies import MadeKernel, RunsAnswer
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.variants.skips import Skips
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.checked_json import decoded
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph
@@ -107,22 +109,25 @@ class RunParts:
     body: RunBody
     kernels: tuple[KernelCode, ...]
     notes: tuple[str, ...]
-    message: wire.Message | None = None
-    """The worker's answer as it came; None where there are no runs."""
+    answer: RunsAnswer | None = None
+    """What the worker said; None where there are no runs."""
+    blobs: tuple[bytes, ...] = ()
+    """What came beside it."""
 
 
 def parts_from(header: dict[str, Any], codes: Sequence[bytes], demand: Demand, read: ReadGraph = parse) -> NativeParts:
     """Parts as an earlier process kept them."""
-    kernels = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], codes, strict=True))
+    made = (decoded(MadeKernel, k, "a kept kernel") for k in header["kernels"])
+    kernels = tuple(kernel_from(k, code) for k, code in zip(made, codes, strict=True))
     return NativeParts(body_from_json(header, read), kernels, tuple(header["notes"]), demand, (header, list(codes)))
 
 
-def runs_from(parts: NativeParts, header: dict[str, Any], blobs: Sequence[bytes], read: ReadGraph = parse) -> RunParts:
+def runs_from(parts: NativeParts, answer: RunsAnswer, blobs: Sequence[bytes], read: ReadGraph = parse) -> RunParts:
     """Parts with the runs that a worker made of them, in this process or an earlier one."""
-    count = len(blobs) - int(header["drivers"])
-    more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
-    body = _run_body(header["body"], blobs[count:], read)
-    return RunParts(body, (*parts.kernels, *more), (*parts.notes, *header["notes"]), (header, list(blobs)))
+    count = len(blobs) - answer.drivers
+    more = tuple(kernel_from(k, code) for k, code in zip(answer.kernels, blobs[:count], strict=True))
+    body = _run_body(dict(answer.body), blobs[count:], read)
+    return RunParts(body, (*parts.kernels, *more), (*parts.notes, *answer.notes), answer, tuple(blobs))
 
 
 def without_runs(parts: NativeParts) -> RunParts:
@@ -154,18 +159,19 @@ def body_from_json(data: dict[str, Any], read: ReadGraph = parse) -> Body:
     return Body(Partitioning(graph, tuple(parts)), chosen, branches)
 
 
-def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
+def kernel_from(made: MadeKernel, code: bytes) -> KernelCode:
     """A kernel as the worker sent it; its statements stay text."""
+    data = made.lowered()
     lowered, again = from_json(data, header_from_json(data)), {k: data[k] for k in ("kernel", "arguments", "strides")}
-    variants = VariantTable.from_json(data.get("variants"))
-    if data["kernel_us"] is None:
+    variants = VariantTable.from_json(made.variants)
+    if made.kernel_us is None:
         return KernelCode(lowered, code, f"{lowered.kernel.name}: for some sizes only", said=again)
-    us = data.get("predicted_us")
+    us = made.predicted_us
     said = "" if us is None else f"predicted {us:.1f} us, "
-    by = f" ({data['multiplies']})" if data.get("multiplies") else ""
-    about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
-    more = [str(m) for m in (data.get("kinds") or None, variants, Skips.from_json(data.get("skips"))) if m is not None]
-    every: dict[str, Any] = {**data.get("use", {}), **data}
+    by = f" ({made.multiplies})" if made.multiplies else ""
+    about = f"{lowered.kernel.name}{by}: {said}{made.kernel_us:.1f} us in the worker, the library {made.library_us:.1f} us"
+    more = [str(m) for m in (made.kinds or None, variants, Skips.from_json(made.skips)) if m is not None]
+    every = {**(made.use or {}), **{k: getattr(made, k) for k in FACTS if hasattr(made, k)}}
     facts = {k: float(every[k]) for k in FACTS if every.get(k) is not None}
     return KernelCode(lowered, code, "; ".join([about, *more]), variants, us, again, facts)
 

@@ -24,11 +24,12 @@ from hotfuse.cache.entry import Message
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import folder_of
 from hotfuse.compile.account import COUNTED, Account
+from hotfuse.compile.answer_bodies import RunsAnswer
 from hotfuse.compile.kept import code_basis, code_features
 from hotfuse.compile.parts import RunParts, parts_from, runs_from
 from hotfuse.compile.request_context import threads_for
 from hotfuse.compile.value import Demand
-from hotfuse.compile.workers.checked_json import decoded
+from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.ir.text import parse
 from hotfuse.partition.change import Diff, PartitionChange
 from hotfuse.profile.traffic import TrafficSeen
@@ -140,20 +141,21 @@ def _read(recipe: Recipe, message: Message, demand: Demand) -> Kept | None:
     body, blobs = message
     count = int(body["codes"])
     read = functools.cache(parse)  # a graph and the same one with its runs
-    parts = runs_from(parts_from(body["parts"], blobs[:count], demand, read), body["runs"], blobs[count:], read)
+    runs = decoded(RunsAnswer, body["runs"], "kept runs")
+    parts = runs_from(parts_from(body["parts"], blobs[:count], demand, read), runs, blobs[count:], read)
     return Kept(recipe, parts, _account_from(body["account"]))
 
 
 def keep(recipe: Recipe, parts: RunParts, native: Message, account: Account, *, unfinished: bool = False) -> Recipe | None:
     """Keep a plan that workers made, and where: apart if kernels are still being made, or failed for a reason that may pass."""
-    if parts.message is None:
+    if parts.answer is None:
         return None
     lacks = UNFINISHED if unfinished else FAILED if account.counts.get("failed", 0) else ""
     at = recipe.unfinished() if lacks else recipe
     header, codes = native
-    runs, blobs = parts.message
+    runs = encoded(parts.answer)
     body: dict[str, Any] = {"parts": header, "codes": len(codes), "runs": runs, "account": account.to_dict(), "lacks": lacks}
-    return at if at.folder.put(at.address, body, [*codes, *blobs], code_features()) else None
+    return at if at.folder.put(at.address, body, [*codes, *parts.blobs], code_features()) else None
 
 
 def _account_from(data: Mapping[str, Any]) -> Account:

@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import Any
 
 from hotfuse.base.errors import CaptureError, HotfuseError
-from hotfuse.compile import request_context
+from hotfuse.compile import answer_bodies, request_context
+from hotfuse.compile.answer_bodies import Answered, ReadyAnswer
 from hotfuse.compile.capture_passes import captured
+from hotfuse.compile.captured_answers import answer_of
 from hotfuse.compile.request_bodies import (
     CountingRequest,
     DevicePlanRequest,
@@ -38,27 +40,27 @@ from hotfuse.lower.common.effort import REQUEST_STEPS, limited
 Header = dict[str, Any]
 
 
-def _torch(request: TorchCapture, blobs: list[bytes]) -> wire.Message:
+def _torch(request: TorchCapture, blobs: list[bytes]) -> Answered:
     remove_stand_in()
     from hotfuse.frontends.torch_module import capture_shipment  # torch.export takes a second to import
     from hotfuse.frontends.tracing import tracing
 
     with tracing():
         done = captured(lambda: capture_shipment(blobs[0], wire.call_from_json(dict(request.call))))
-    return wire.answer_to_message(done)
+    return answer_of(done)
 
 
-def _present(request: PresentCapture, _blobs: list[bytes]) -> wire.Message:
+def _present(request: PresentCapture, _blobs: list[bytes]) -> Answered:
     remove_stand_in()
     from hotfuse.frontends.present import capture_present
     from hotfuse.frontends.tracing import tracing
 
     with tracing():
         done = captured(lambda: capture_present(request.number, wire.call_from_json(dict(request.call))))
-    return wire.answer_to_message(done)
+    return answer_of(done)
 
 
-def _onnx(request: OnnxCapture, blobs: list[bytes]) -> wire.Message:
+def _onnx(request: OnnxCapture, blobs: list[bytes]) -> Answered:
     from hotfuse.frontends.onnx.capture import capture_shipment as capture_onnx  # a PyTorch user never pays for ONNX
     from hotfuse.frontends.tracing import tracing
 
@@ -67,12 +69,12 @@ def _onnx(request: OnnxCapture, blobs: list[bytes]) -> wire.Message:
             return captured(lambda: capture_onnx(blobs[0], wire.call_from_json(dict(request.call))))
 
     try:
-        return wire.answer_to_message(capture())
+        return answer_of(capture())
     except HotfuseError:
         if not stand_in_installed():
             raise
     remove_stand_in()
-    return wire.answer_to_message(capture())
+    return answer_of(capture())
 
 
 COMMON = ("torch.fx.experimental.symbolic_shapes", "hotfuse.simplify", "hotfuse.compile.unit.units", "hotfuse.compile.run.runs")
@@ -83,13 +85,13 @@ _FRONTS = {
 }
 
 
-def _ready(request: ReadyRequest, _blobs: list[bytes]) -> wire.Message:
+def _ready(request: ReadyRequest, _blobs: list[bytes]) -> Answered:
     """Load what a kind of capture takes, so that the one that follows begins at once."""
     if request.front == "torch":
         remove_stand_in()
     for module in _FRONTS[request.front]:
         import_module(module)
-    return {"ok": True}, []
+    return ReadyAnswer(), []
 
 
 def import_common() -> None:
@@ -98,79 +100,79 @@ def import_common() -> None:
         import_module(module)
 
 
-def _probes(_request: ProbesRequest, _blobs: list[bytes]) -> wire.Message:
+def _probes(_request: ProbesRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.unit import instrumented  # nor anyone for LLVM before it is needed
 
     return instrumented.probes()
 
 
-def _runs(request: RunsRequest, _blobs: list[bytes]) -> wire.Message:
+def _runs(request: RunsRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.run import runs
 
     return runs.handle(request)
 
 
-def _plan(request: PlanRequest, _blobs: list[bytes]) -> wire.Message:
+def _plan(request: PlanRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.unit import units
 
     return units.plan(request)
 
 
-def _unit(request: UnitRequest, blobs: list[bytes]) -> wire.Message:
+def _unit(request: UnitRequest, blobs: list[bytes]) -> Answered:
     from hotfuse.compile.unit import units
 
     return units.unit(request, blobs)
 
 
-def _kernel(request: KernelRequest, _blobs: list[bytes]) -> wire.Message:
+def _kernel(request: KernelRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.learn import measure
 
     return measure.handle(request)
 
 
-def _learned(request: LearnedRequest, _blobs: list[bytes]) -> wire.Message:
+def _learned(request: LearnedRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.learn import strategy_history
 
     return strategy_history.handle(request)
 
 
-def _idle(request: IdleRequest, _blobs: list[bytes]) -> wire.Message:
+def _idle(request: IdleRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.learn import idle
 
     return idle.handle(request, Here())
 
 
-def _profile(request: ProfileRequest, _blobs: list[bytes]) -> wire.Message:
+def _profile(request: ProfileRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.learn import profiling
 
     return profiling.handle(request)
 
 
-def _counting(request: CountingRequest, _blobs: list[bytes]) -> wire.Message:
+def _counting(request: CountingRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.unit import instrumented
 
     return instrumented.counting(request)
 
 
-def _device_plan(request: DevicePlanRequest, _blobs: list[bytes]) -> wire.Message:
+def _device_plan(request: DevicePlanRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.device import units
 
     return units.plan(request)
 
 
-def _device_unit(request: DeviceUnitRequest, _blobs: list[bytes]) -> wire.Message:
+def _device_unit(request: DeviceUnitRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.device import units
 
     return units.unit(request)
 
 
-def _device_times(request: DeviceTimesRequest, _blobs: list[bytes]) -> wire.Message:
+def _device_times(request: DeviceTimesRequest, _blobs: list[bytes]) -> Answered:
     from hotfuse.compile.learn import device_times
 
     return device_times.handle(request)
 
 
-_HANDLERS: Mapping[type[Any], Callable[[Any, list[bytes]], wire.Message]] = {
+_HANDLERS: Mapping[type[Any], Callable[[Any, list[bytes]], Answered]] = {
     ReadyRequest: _ready, TorchCapture: _torch, PresentCapture: _present, OnnxCapture: _onnx, ProbesRequest: _probes,
     RunsRequest: _runs, CountingRequest: _counting, PlanRequest: _plan, UnitRequest: _unit, KernelRequest: _kernel,
     LearnedRequest: _learned, IdleRequest: _idle, ProfileRequest: _profile, DevicePlanRequest: _device_plan,
@@ -184,15 +186,15 @@ def answer(header: Header, blobs: list[bytes]) -> wire.Message:
     try:
         with request_context.used_by(header), limited(REQUEST_STEPS):
             request = body_of(header)
-            return _HANDLERS[type(request)](request, blobs)
+            return answer_bodies.message(*_HANDLERS[type(request)](request, blobs))
     except CaptureError as e:
-        return wire.error_to_message(e)
+        return answer_bodies.refusal(e)
     except HotfuseError as e:
-        return wire.error_to_message(CaptureError(e.what, where=e.where, because=e.because, hint=e.hint))
+        return answer_bodies.refusal(CaptureError(e.what, where=e.where, because=e.because, hint=e.hint))
     except Exception as e:
         text = str(e).strip().splitlines()
         because = f"{type(e).__name__}: {text[0][:300] if text else ''}"
-        return wire.error_to_message(CaptureError(f"the request {kind!r} failed", because=because))
+        return answer_bodies.refusal(CaptureError(f"the request {kind!r} failed", because=because))
 
 
 class Here:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.paths.reads import Path
 from hotfuse.frontends.ship import TensorInfo
 from hotfuse.ir.graph import Graph
-from hotfuse.ops.torch_dtypes import named_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +145,3 @@ class Captured:
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
-
-
-def info_header(info: TensorInfo) -> dict[str, Any]:
-    """The JSON part of a tensor's description (its data travels as bytes beside it)."""
-    return {"dtype": dtype_name(info.dtype), "shape": list(info.shape), "device": info.device}
-
-
-def info_from(header: dict[str, Any], data: bytes) -> TensorInfo:
-    """The inverse of `info_header`; constants arrive contiguous."""
-    shape = tuple(int(s) for s in header["shape"])
-    dtype, device = named_dtype(str(header["dtype"])), str(header["device"])
-    return TensorInfo(dtype, shape, (), device, parameter=False, requires_grad=False, data=data)

@@ -79,7 +79,7 @@ def loaded(name: str) -> ModuleType:
     return made
 
 
-def _disable(fn: Any = None, recursive: bool = True, **more: Any) -> Any:
+def _disable(fn: Any = None, recursive: bool = True, **more: Any) -> Any:  # noqa: FBT001, FBT002  (as torch has it)
     """What the tracer's own functions are called through: themselves, as nothing here compiles what is called."""
     if fn is not None and more == {"wrapping": False}:
         return fn

@@ -40,7 +40,7 @@ class Turnstile:
         self._calls = 0
         _ALL.add(self)
 
-    def enter(self, measurable: bool) -> float:
+    def enter(self, *, measurable: bool) -> float:
         """Wait for a turn; gives the thread's processor time so far where the call is to be measured, which `measurable` allows."""
         gate = None
         with self._lock:

@@ -45,7 +45,7 @@ def asked_in_python() -> int:
     """The same, asked one by one."""
     if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack() or _C._is_tracing():
         return CHANGED
-    return usual(torch.is_grad_enabled())
+    return usual(gradients=torch.is_grad_enabled())
 
 
 def what_is_around() -> str:
@@ -55,7 +55,7 @@ def what_is_around() -> str:
     return "torch.jit.trace" if _C._is_tracing() else "a function or dispatch mode of torch"
 
 
-def usual(gradients: bool) -> int:
+def usual(*, gradients: bool) -> int:
     """The number where nothing is changed and the default dtype is what it is now."""
     return 2 * tensors.dtype_code(torch.get_default_dtype()) + gradients
 

@@ -87,7 +87,7 @@ def _prepared(text: str, target: CpuTarget, *, passes: bool) -> tuple[Any, Any, 
     return module, machine, {"parse": parsed - start, "passes": time.perf_counter() - parsed}
 
 
-def compile_object(text: str, target: CpuTarget, passes: bool) -> tuple[bytes, Mapping[str, float]]:
+def compile_object(text: str, target: CpuTarget, *, passes: bool) -> tuple[bytes, Mapping[str, float]]:
     """Object code of a module's text, for any target LLVM knows, and seconds per phase."""
     module, machine, seconds = _prepared(text, target, passes=passes)
     start = time.perf_counter()
@@ -97,7 +97,7 @@ def compile_object(text: str, target: CpuTarget, passes: bool) -> tuple[bytes, M
     return code, seconds
 
 
-def assembly(text: str, target: CpuTarget, passes: bool) -> str:
+def assembly(text: str, target: CpuTarget, *, passes: bool) -> str:
     """The machine code of a module as assembler text, for a reader."""
     module, machine, _ = _prepared(text, target, passes=passes)
     with contextlib.closing(module):

@@ -78,7 +78,7 @@ class NativeSelect:
         return list(self.counters[plans:])
 
 
-def value_bits(dtype: DType, value: int | float | bool) -> int:
+def value_bits(dtype: DType, value: float) -> int:
     """A value as it lies in memory."""
     form = _FORMAT.get(dtype)
     if form is None:

@@ -42,14 +42,14 @@ def compile_object(text: str, target: CpuTarget, *, passes: bool = False) -> Com
     """Object code of a module's text, for any target LLVM knows. Loads LLVM into this process."""
     from hotfuse.native import codegen
 
-    return Compiled(*codegen.compile_object(text, target, passes))
+    return Compiled(*codegen.compile_object(text, target, passes=passes))
 
 
 def assembly(text: str, target: CpuTarget, *, passes: bool = False) -> str:
     """The machine code of a module as assembler text, for a reader."""
     from hotfuse.native import codegen
 
-    return codegen.assembly(text, target, passes)
+    return codegen.assembly(text, target, passes=passes)
 
 
 class _Image(Protocol):

@@ -106,7 +106,7 @@ class CpuTarget:
         return ",".join((*(f"+{_LLVM.get(f, f)}" for f in self.features), *wide))
 
 
-def level(name: str, usable: AbstractSet[str], tuned: bool = False) -> CpuTarget:
+def level(name: str, usable: AbstractSet[str], *, tuned: bool = False) -> CpuTarget:
     """The target of a level on a machine that executes `usable`; raises where the machine lacks what it needs."""
     if name not in _NEEDS:
         raise InternalError(f"there is no instruction-set level {name!r}", hint=f"one of {', '.join(_ORDER)}")

@@ -34,7 +34,7 @@ def _bounded(
         begins = offsets.int()
         begins_k = begins if offsets_k is None else keys.int()
         return op(query, key, value, begins, begins_k, queries, longest, 0.0, causal, False, scale=scale)[0]
-    return _spread(query, key, value, offsets, keys, scale, longest, causal)
+    return _spread(query, key, value, offsets, keys, scale, longest, causal=causal)
 
 
 @_bounded.register_fake
@@ -53,7 +53,7 @@ def flash_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _spread(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, offsets_k: Tensor, scale: float | None, longest: int, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, offsets_k: Tensor, scale: float | None, longest: int, *, causal: bool
 ) -> Tensor:
     """Sequences of one length again, [sequences, heads, longest, width], their rest hidden."""
     rows = offsets.shape[0] - 1

@@ -148,7 +148,7 @@ class FoldedConv:
     def _place(self) -> int:
         return next(k for k, step in enumerate(self.steps) if step[0] is torch.ops.aten.conv2d.default)
 
-    def behind(self, activated: bool) -> list[Callable[[Tensor], Tensor]]:
+    def behind(self, *, activated: bool) -> list[Callable[[Tensor], Tensor]]:
         """What follows the convolution of an image, which may change it in place; without the activation where that is done."""
         return self._calls[self._place + 1 + (len(_ACTIVATIONS[self.activation]) if activated else 0) :]
 

@@ -166,7 +166,7 @@ def dim_of(x: int | torch.SymInt | Expr) -> Dim:
     return _dim(_sympy_of(x))
 
 
-def pred_of(x: bool | torch.SymBool | Expr) -> Dim:
+def pred_of(x: bool | torch.SymBool | Expr) -> Dim:  # noqa: FBT001  (what is converted)
     """A predicate over sizes; 1 and 0 where it is already decided."""
     e = _sympy_of(x)
     if not isinstance(e, (bool, sympy.logic.boolalg.Boolean)):
@@ -174,7 +174,7 @@ def pred_of(x: bool | torch.SymBool | Expr) -> Dim:
     return _dim(e)
 
 
-def scalar_type(x: int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool) -> ScalarType:
+def scalar_type(x: float | torch.SymInt | torch.SymFloat | torch.SymBool) -> ScalarType:
     """The type of a number of the host; an integer carries its expression where dims can say it."""
     if isinstance(x, (bool, torch.SymBool)):
         return ScalarType(ScalarKind.BOOL)

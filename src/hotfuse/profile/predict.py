@@ -31,7 +31,7 @@ class _Score:
     right: float = 0.0
     weight: float = 0.0
 
-    def add(self, hit: bool) -> None:
+    def add(self, *, hit: bool) -> None:
         self.right = DECAY * self.right + hit
         self.weight = DECAY * self.weight + 1
 
@@ -63,7 +63,7 @@ class StreamPredictor:
         """An event: score what was predicted, then learn it."""
         if self.last is not None:
             for name, value in self.expect().items():
-                self.scores[name].add(value == outcome)
+                self.scores[name].add(hit=value == outcome)
             self.n += 1
             if self.last not in self.after and len(self.after) >= MAX_STATES:
                 del self.after[next(iter(self.after))]

@@ -154,7 +154,7 @@ class Batch:
         at = address - self.address
         self._view[at : at + len(data)] = data
 
-    def control(self, s: Subject, item: int, outcome: int, loop: bool) -> None:
+    def control(self, s: Subject, item: int, outcome: int, *, loop: bool) -> None:
         """A branch taken (0 or 1), or a loop's trips."""
         at = self._head(RecordKind.CONTROL, item, s, flags=Flag.LOOP if loop else 0)
         struct.pack_into("<q", self._view, at + BODY, outcome)

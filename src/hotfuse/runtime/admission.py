@@ -94,7 +94,7 @@ class GraphAdmission:
         """Told of every graph that was captured anew, before it serves: what its first plan of kernels takes may begin."""
         self._keys = itertools.count()
 
-    def asks(self, site: Site, because: str, captured: CallGroup | None = None, grad_mode: bool = False) -> None:
+    def asks(self, site: Site, because: str, captured: CallGroup | None = None, *, grad_mode: bool = False) -> None:
         """The model's code does something else where gradients are enabled: both get plans of their own.
 
         `captured` is the group whose capture showed it, in that grad mode.
@@ -104,7 +104,7 @@ class GraphAdmission:
                 self._plans.call_sampler.forget(entry.key)
             if not site.mask:
                 self._log.decide(Action.DROP if site.entries else Action.NOTICE, Why.GRAD_MODE, self._model.name, because=because)
-            site.split(captured, grad_mode)
+            site.split(captured, grad_mode=grad_mode)
 
     def recalled(
         self, site: Site, group: CallGroup, inputs: Sequence[torch.Tensor], *, grad_mode: bool
@@ -241,11 +241,12 @@ class GraphAdmission:
         samples = CallSamples(self._settings.sample_bytes, snapshot if self._settings.keep_inputs else made_up)
         samples.note(signature(*sample.inputs), sample.inputs, fits=not done.captured.paths or self._settings.keep_inputs)
         if done.captured.asks_grad_mode and not site.mask:
-            self.asks(site, "it asks whether they are", group, call.grad_mode)
+            self.asks(site, "it asks whether they are", group, grad_mode=call.grad_mode)
         key = next(self._keys)
         entry = Entry(
             key, facts, plan, plan, done.weights, builder(result_spec), bare, call.grad_mode,
-            (usual(call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key), done.captured.notes,
+            (usual(gradients=call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key),
+            done.captured.notes,
         )
         entry.effects, entry.counted = effects, counts_in(site.spec)
         followed = recalled.calls.paths if recalled is not None else call.paths

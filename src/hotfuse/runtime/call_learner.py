@@ -60,7 +60,7 @@ class CallLearner:
         device the look is beside a replay that was launched before it.
         """
         seconds, native, whole = entry.dispatch_s
-        cache, watch = site.cache(entry.grad_mode), self._plans.watch
+        cache, watch = site.cache(grad_mode=entry.grad_mode), self._plans.watch
         if cache is None:
             return seconds
         natively_checked = (watch is None or watch.native is not False) and all(t.is_cpu for t in leaves)

@@ -426,7 +426,7 @@ def _beyond_capture(leaves: Sequence[torch.Tensor]) -> tuple[str, str] | None:
 
 def _just_deployed(site: Site, leaves: Sequence[torch.Tensor]) -> bool:
     """Whether a plan takes such a call that none has run in yet: it was deployed after this one had looked for it."""
-    cache = site.cache(torch.is_grad_enabled())
+    cache = site.cache(grad_mode=torch.is_grad_enabled())
     found = cache.table.select(*leaves) if cache is not None else -1
     route = cache.table.routes[found] if cache is not None and found >= 0 else None
     return route is not None and not route.entry.calls

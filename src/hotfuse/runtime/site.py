@@ -376,7 +376,7 @@ class Site:
         self._missed = 2 * MISSED_CALLS  # one hit in a rest of misses is not enough to go on missing all the others
         return True
 
-    def split(self, captured: CallGroup | None, grad_mode: bool) -> None:
+    def split(self, captured: CallGroup | None, *, grad_mode: bool) -> None:
         """Plans for calls with gradients enabled and without are different ones from now on; what there is goes.
 
         A group that is being captured stays, for the grad mode of that capture: its calls, some of which are past the look for
@@ -386,7 +386,7 @@ class Site:
             kept = {(grad_mode, *key[1:]): g for key, g in self.groups.items() if g is captured}
             self.entries, self.mask, self.groups, self.caches = (), 1, kept, {}
 
-    def cache(self, grad_mode: bool) -> InlineCache[Route] | None:
+    def cache(self, *, grad_mode: bool) -> InlineCache[Route] | None:
         """Where calls of a grad mode look for their route."""
         return self.caches.get(grad_mode & self.mask)
 
@@ -472,7 +472,7 @@ class Site:
         self._drop(entry, lambda r: r.signature is not None and entry.versions.get(r.signature) is not r.version)
 
     def _drop(self, entry: Entry, which: Callable[[Route], bool]) -> None:
-        cache = self.cache(entry.grad_mode)
+        cache = self.cache(grad_mode=entry.grad_mode)
         if cache is not None:
             cache.remove(*[t for t in cache.table.targets if t.entry is entry and which(t)])
 

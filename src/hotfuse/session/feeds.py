@@ -59,7 +59,7 @@ class InputSlot:
     """The element type of arrays that torch takes as they are; None where the input is no tensor of such a type."""
 
 
-def slot(port: Port, used: bool = True) -> InputSlot:
+def slot(port: Port, *, used: bool = True) -> InputSlot:
     """Prepare an input for `admit`."""
     declared: PortType = port.type
     optional = declared.kind == "optional"

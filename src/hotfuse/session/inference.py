@@ -117,7 +117,7 @@ class InferenceSession:
         self._meta = metadata(model)
         self._inputs = node_args(inputs)
         self._overridable = node_args(overridable)
-        self._slots = [slot(p, p.name in used) for p in inputs]
+        self._slots = [slot(p, used=p.name in used) for p in inputs]
         self._override_slots = {p.name: slot(p) for p in overridable}
         self._required = [p.name for p in inputs if p.type.kind != "optional"]
         self._needed = frozenset(self._required)

@@ -216,7 +216,7 @@ class _Loop:
             _require(self.reading.get(out) == [two.added])
         gone = {i for t in self.turns for i in (*t.nodes, *t.sized, t.added, t.where)}
         write = _Writer(self.graph)
-        result = self._written(write, first, nodes[chain[0].added], nodes[chain[-1].added].outs[0], any(needs))
+        result = self._written(write, first, nodes[chain[0].added], nodes[chain[-1].added].outs[0], needs_rows=any(needs))
         last = chain[-1].added
         made: list[Node] = []
         for i, node in enumerate(nodes):
@@ -280,7 +280,7 @@ class _Loop:
             _require(len(_shape(v)) == rank - (name == "aten.unsqueeze") if inside else len(_shape(v)) == 0)
         return frozenset()
 
-    def _written(self, write: _Writer, turn: _Turn, first: Node, out: Value, needs_rows: bool) -> list[Node]:
+    def _written(self, write: _Writer, turn: _Turn, first: Node, out: Value, *, needs_rows: bool) -> list[Node]:
         pairs, i64 = self.tokens * self.choices, _typed(self.ids, (self.tokens * self.choices,))
         flat = write("aten.reshape.default", (self.ids, (pairs,)), i64)
         order, rank, ends = write.several(f"{ORDER}.default", (flat, self.experts),
@@ -376,7 +376,7 @@ class _Writer:
         return outs
 
 
-def _require(holds: bool) -> None:
+def _require(holds: bool) -> None:  # noqa: FBT001  (its name says what is required of it)
     if not holds:
         raise _NotALoop
 

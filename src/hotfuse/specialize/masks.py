@@ -39,13 +39,13 @@ class UniformValues:
     """Those that ops of numbers give: nothing is decided there, and their nodes go when nobody reads them."""
 
 
-def all_alike(graph: Graph, name: str, number: float | bool) -> Graph | None:
+def all_alike(graph: Graph, name: str, number: float) -> Graph | None:
     """The graph for calls in which every element of an input is a number; None where that saves nothing."""
     found, steps = apply(graph, rules(graph, uniform_values(graph, name, number)))
     return verify(without_unread(replace(found, name=f"{graph.name}.unmasked"))) if steps else None
 
 
-def uniform_values(graph: Graph, name: str, number: float | bool) -> UniformValues:
+def uniform_values(graph: Graph, name: str, number: float) -> UniformValues:
     """What else is one number all over where every element of an input is a number."""
     given = next(v for v in graph.inputs if v.name == name)
     known = {name: number_of(given, number)}

@@ -36,7 +36,7 @@ class SpecializationOutcomes:
     rows: dict[str, RaceCount] = field(default_factory=dict[str, RaceCount])
     """By row and context, as `context` writes it."""
 
-    def learn(self, name: str, share: float, before: float, after: float, won: bool) -> None:
+    def learn(self, name: str, share: float, before: float, after: float, *, won: bool) -> None:
         """An attempt of a row was raced."""
         found = self.rows.setdefault(context(name, share), RaceCount())
         found.raced, found.won = found.raced + 1, found.won + won

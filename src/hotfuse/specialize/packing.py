@@ -369,7 +369,7 @@ class _PackedWriter(RowsWriter):
         some = self._node("aten.select.int", (front, 0, 0), v.name, self._type(v).dtype, shape_of(front)[1:])
         return some, b.axis, s.axis
 
-    def _unpack(self, v: Value, places: RowPlaces, dead: float | bool, out: Value) -> None:
+    def _unpack(self, v: Value, places: RowPlaces, dead: float, out: Value) -> None:
         """A value of its live rows; dead ones are a number."""
         tokens, b, s = self._tokens(v, places)
         rest, dtype = shape_of(tokens)[1:], self._type(v).dtype

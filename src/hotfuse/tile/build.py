@@ -415,7 +415,7 @@ class KernelBuilder:
         """Tiles one behind the other."""
         return self.emit("concat", *tiles, axis=axis)
 
-    def prefetch(self, buffer: Buffer, index: Sequence[Dim], level: int = 1, write: bool = False) -> None:
+    def prefetch(self, buffer: Buffer, index: Sequence[Dim], level: int = 1, *, write: bool = False) -> None:
         """A hint that an element's line will be wanted."""
         self.effect("prefetch", TileAccess(buffer.name, tuple(index)), level=level, write=int(write))
 

@@ -240,7 +240,7 @@ def reduction(function: Callable[..., Array]) -> Meaning:
 def wrapping(function: Callable[..., Array]) -> Callable[..., Array]:
     """A sum or product that stays in its operand's type, where NumPy would widen integers."""
 
-    def reduce(a: Array, axis: int, keepdims: bool) -> Array:
+    def reduce(a: Array, axis: int, *, keepdims: bool) -> Array:
         return function(a, axis=axis, keepdims=keepdims, dtype=a.dtype)
 
     return reduce

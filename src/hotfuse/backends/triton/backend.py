@@ -10,7 +10,7 @@ from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, LaunchSha
 from hotfuse.backends.protocol import LaunchedKernel
 from hotfuse.backends.triton.device_build import build, triton_missing
 from hotfuse.backends.triton.driver import DeviceFunction
-from hotfuse.backends.triton.emit import emit
+from hotfuse.backends.triton.emit import TritonSource, emit
 from hotfuse.base.errors import CaptureError
 from hotfuse.tile.program import Kernel
 
@@ -37,14 +37,20 @@ class TritonBackend:
 
     def source(self, kernel: Kernel, target: GpuTarget, how: LaunchShape) -> tuple[str, int]:
         """A kernel's text, and how many programs run it."""
-        made = emit(kernel, how.stages, how.tf32, target.dependent, how.bulk, how.split, how.programs)
+        made = _emitted(kernel, target, how)
         return made.text, made.grid
 
     def compile(self, kernel: Kernel, target: GpuTarget, how: LaunchShape) -> BuiltDeviceKernel:
         """Device code of a kernel."""
-        made = emit(kernel, how.stages, how.tf32, target.dependent, how.bulk, how.split, how.programs)
-        return build(made, target, how.warps, target.dependent)
+        made = _emitted(kernel, target, how)
+        return build(made, target, how.warps, dependent=target.dependent)
 
     def load(self, built: BuiltDeviceKernel, device: torch.device) -> LaunchedKernel:
         """Code as a function on a device."""
         return DeviceFunction(built, device)
+
+
+def _emitted(kernel: Kernel, target: GpuTarget, how: LaunchShape) -> TritonSource:
+    return emit(
+        kernel, how.stages, tf32=how.tf32, dependent=target.dependent, bulk=how.bulk, split=how.split, programs=how.programs
+    )

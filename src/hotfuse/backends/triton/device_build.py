@@ -25,7 +25,7 @@ def triton_missing() -> str:
     return ""
 
 
-def build(source: TritonSource, target: GpuTarget, warps: int, dependent: bool = False) -> BuiltDeviceKernel:
+def build(source: TritonSource, target: GpuTarget, warps: int, *, dependent: bool = False) -> BuiltDeviceKernel:
     """Compile a kernel; raises InternalError where Triton cannot."""
     if why := triton_missing():
         raise InternalError("a kernel for a GPU cannot be compiled", because=why)

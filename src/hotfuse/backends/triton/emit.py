@@ -94,7 +94,7 @@ class TritonSource:
 
 
 def emit(
-    kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = False, bulk: bool = False, split: int = 1,
+    kernel: Kernel, stages: int = 1, *, tf32: bool = False, dependent: bool = False, bulk: bool = False, split: int = 1,
     programs: int = 0,
 ) -> TritonSource:  # fmt: skip
     """The kernel's text; raises CannotLower where Triton has no such instruction.

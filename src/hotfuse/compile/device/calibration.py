@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import field
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import digest
+from hotfuse.compile.answer_bodies import DeviceTimesAnswer, DeviceUnitAnswer, MadeDeviceKernel, received
 from hotfuse.compile.compilation import Executor
 from hotfuse.compile.device.described import described
 from hotfuse.compile.device.launch import generated
@@ -95,7 +95,7 @@ def timed_kernels(
                 continue
             graph, future = waiting.pop(ready)
             try:
-                report.kernels += _measured(graph, *wire.checked(future.result()), device)
+                report.kernels += _measured(graph, *received(future.result(), DeviceUnitAnswer), device)
                 report.problems += 1
             except (HotfuseError, RuntimeError) as e:
                 report.refused[str(e).splitlines()[0][:120]] += 1
@@ -116,7 +116,7 @@ def _asked(executor: Executor, device: torch.device, settings: Settings, seed: i
         yield graph, executor.submit(task)
 
 
-def _measured(graph: Graph, header: Mapping[str, Any], codes: Sequence[bytes], device: torch.device) -> list[TimedKernel]:
+def _measured(graph: Graph, answer: DeviceUnitAnswer, codes: Sequence[bytes], device: torch.device) -> list[TimedKernel]:
     """All kernels of a problem, in turns."""
     names = {p.value.name for p in graph.params}
     given = sources(graph)
@@ -124,11 +124,11 @@ def _measured(graph: Graph, header: Mapping[str, Any], codes: Sequence[bytes], d
     places = max(1, min(MOST_PLACES, MOST_BYTES // max(weights, 1)))
     inputs = {v.name: _random(v, device) for v in given if v.name not in names}
     sets = [[inputs[v.name] if v.name in inputs else _random(v, device) for v in given] for _ in range(places if names else 1)]
-    timers: list[tuple[dict[str, Any], DeviceTimer]] = []
+    timers: list[tuple[MadeDeviceKernel, DeviceTimer]] = []
     with torch.no_grad():
-        for data, code in zip(header["kernels"], codes, strict=True):
-            function = registry.device_kernels().load(device_kernel(code, data["built"]), device)
-            kernel = generated(graph, from_json(data["lowered"]), {}, function, device)
+        for data, code in zip(answer.kernels, codes, strict=True):
+            function = registry.device_kernels().load(device_kernel(code, data.built), device)
+            kernel = generated(graph, from_json(dict(data.lowered)), {}, function, device)
             turns = itertools.cycle(sets)
             timers.append((data, DeviceTimer(lambda k=kernel, t=turns: k(*next(t)), device, TIMES, AHEAD_S)))
         took = [[timer.seconds() for _, timer in timers] for _ in range(ROUNDS)]
@@ -136,7 +136,7 @@ def _measured(graph: Graph, header: Mapping[str, Any], codes: Sequence[bytes], d
     for i, (data, _) in enumerate(timers):
         rounds = sorted(r[i] for r in took)
         noise = rounds[len(rounds) // 2] / rounds[0] - 1
-        found.append(TimedKernel(problem, str(data["tiling"]), data["work"], rounds[0], noise))
+        found.append(TimedKernel(problem, data.tiling, data.work, rounds[0], noise))
     return found
 
 
@@ -153,11 +153,11 @@ def _random(v: Value, device: torch.device) -> torch.Tensor:
 
 def kept_and_learned(
     executor: Executor, device: torch.device, settings: Settings, kernels: Sequence[TimedKernel]
-) -> Mapping[str, Any]:
+) -> DeviceTimesAnswer:
     """Into the profile store, and a model of all that is there; what the worker answers."""
     target = registry.device_kernels().target(device)
     times = tuple(DeviceKernelTime(k.problem, k.work, k.seconds) for k in kernels if k.noise <= NOISY)
     name, arch = torch.cuda.get_device_name(device), f"{target.backend} {target.arch}"
     body = DeviceTimesRequest(name, arch, described(device, target, settings).to_dict(), times, calibrated=True, train=True)
     task = Task(body.kind, request_of(body, settings).header(), timeout=LEARNING_TIMEOUT_S, threads=1)
-    return wire.checked(executor.submit(task).result())[0]
+    return received(executor.submit(task).result(), DeviceTimesAnswer)[0]

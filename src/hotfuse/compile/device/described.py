@@ -9,6 +9,7 @@ import torch
 from hotfuse.backends.device_code import GpuTarget
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.answer_bodies import DeviceTimesAnswer, received
 from hotfuse.compile.device.kept_peaks import kept_peaks
 from hotfuse.compile.workers import wire
 from hotfuse.hpm.device.features import DeviceShape, shape_of_device
@@ -31,7 +32,7 @@ def untaught(answer: Future[wire.Message] | None) -> str:
     if answer is None or not answer.done() or answer.cancelled():
         return ""
     try:
-        because = str(wire.checked(answer.result())[0].get("because", ""))
+        because = received(answer.result(), DeviceTimesAnswer)[0].because
     except HotfuseError as e:
         because = e.because or e.what
     return f"; what they took was not kept: {because}" if because else ""

@@ -21,6 +21,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import digest
+from hotfuse.compile.answer_bodies import DevicePlanAnswer, DeviceUnitAnswer, MadeDeviceKernel, received
 from hotfuse.compile.device.described import described, untaught
 from hotfuse.compile.device.folding import FOLDED as FOLDED_OPS
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
@@ -125,12 +126,12 @@ class Generation:
         self.few = job.few and not self.kept.tilings
         self.pace = RestingPace(0.0 if job.few else RESTS)
         with self._phase("grouping"):
-            header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph), folded)).result())
-        self.foldable = bool(header["foldable"]) and not folded
-        self.graph = parse(str(header["graph"]))
+            planned, _ = received(self._ask(DevicePlanRequest(show(graph), folded)).result(), DevicePlanAnswer)
+        self.foldable = planned.foldable and not folded
+        self.graph = parse(planned.graph)
         self.parts: list[DevicePart] = []
         at = 0
-        for count, kind in header["groups"]:
+        for count, kind in planned.groups:
             self.parts.append(DevicePart(range(at, at + count), "" if kind == "library" else "?"))
             at += count
         with self._phase("looking how data lie"):
@@ -229,10 +230,10 @@ class Generation:
                 return
             for future in unit.futures:
                 try:
-                    header, codes = wire.checked(future.result())
-                    unit.because = unit.because or str(header["because"])
-                    self.chosen_by[str(header["by"])] = True
-                    unit.candidates += [self._candidate(unit, k, code) for k, code in zip(header["kernels"], codes, strict=True)]
+                    answer, codes = received(future.result(), DeviceUnitAnswer)
+                    unit.because = unit.because or answer.because
+                    self.chosen_by[answer.by] = True
+                    unit.candidates += [self._candidate(unit, k, code) for k, code in zip(answer.kernels, codes, strict=True)]
                 except HotfuseError as e:
                     unit.because = unit.because or e.because or e.what
             unit.futures = []
@@ -254,10 +255,10 @@ class Generation:
         elif found := [c for c in unit.candidates if c.tiling == tiling]:
             unit.known, unit.candidates = True, found
 
-    def _candidate(self, unit: TriedGroup, data: dict[str, Any], code: bytes) -> DeviceCandidate:
-        function = LoadedLater(device_kernel(code, data["built"]), self.device)
-        kernel = generated(unit.graph, from_json(data["lowered"]), unit.strides, function, self.device)
-        return DeviceCandidate(kernel, str(data["tiling"]), data["work"])
+    def _candidate(self, unit: TriedGroup, made: MadeDeviceKernel, code: bytes) -> DeviceCandidate:
+        function = LoadedLater(device_kernel(code, made.built), self.device)
+        kernel = generated(unit.graph, from_json(dict(made.lowered)), unit.strides, function, self.device)
+        return DeviceCandidate(kernel, made.tiling, made.work)
 
     # -- on the device
 

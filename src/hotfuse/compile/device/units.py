@@ -9,8 +9,7 @@ A worker has no device. So nothing is timed here: every kernel that is likely to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
 
 from hotfuse.analysis.attention import BOUNDED, FUSED
 from hotfuse.analysis.convolution import is_convolution
@@ -22,11 +21,20 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import Pass, Where, run, run_all
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.compile import request_context
+from hotfuse.compile.answer_bodies import (
+    Answered,
+    DevicePlanAnswer,
+    DeviceUnitAnswer,
+    MadeDeviceKernel,
+    kept_body,
+    message,
+)
 from hotfuse.compile.device.folding import FOLDED, folded
 from hotfuse.compile.kept import WAIT_S, answered
 from hotfuse.compile.learn.device_times import likeliest, program_shape
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.compile.unit.grouping import ORDER, GroupedGraph
+from hotfuse.compile.workers.wire import Message
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.memory_reads import reads_places
@@ -50,7 +58,6 @@ _COPIES = frozenset({"aten.contiguous", "aten.clone"})
 BY_WINNER, BY_CALIBRATION = "an earlier process", "calibration"
 BY_MODEL, BY_COUNT = "the device's performance model", "a count of what each program has to do"
 """Who chose what is compiled."""
-Message = tuple[dict[str, Any], list[bytes]]
 Strides = Mapping[str, tuple[int, ...]]
 
 
@@ -66,7 +73,7 @@ def fits(node: Node) -> bool:
     )
 
 
-def plan(request: DevicePlanRequest) -> Message:
+def plan(request: DevicePlanRequest) -> tuple[DevicePlanAnswer, list[bytes]]:
     """The request of kind `device plan`: a graph as text."""
     made: GroupedGraph = run_all(DEVICE_GROUPING, parse(request.graph), None)
     other = folded(made)
@@ -74,8 +81,8 @@ def plan(request: DevicePlanRequest) -> Message:
     if request.folded:
         verify(other.graph)
         made = other
-    groups = [[len(g.nodes), _kind(made.graph, g)] for g in made.groups]
-    return {"ok": True, "graph": show(made.graph), "groups": groups, "foldable": foldable}, []
+    groups = tuple((len(g.nodes), _kind(made.graph, g)) for g in made.groups)
+    return DevicePlanAnswer(show(made.graph), groups, foldable), []
 
 
 def _grouped(graph: Graph, _job: None) -> GroupedGraph:
@@ -135,7 +142,7 @@ def _kind(graph: Graph, g: Group) -> str:
     return GroupKind.LIBRARY if moves or not all(fits(graph.nodes[i]) for i in g.nodes) else g.kind
 
 
-def unit(request: DeviceUnitRequest) -> Message:
+def unit(request: DeviceUnitRequest) -> tuple[DeviceUnitAnswer, list[bytes]]:
     """The request of kind `device unit`: a group in its normal form, the strides of its sources, what to compile for, and which of
     its tilings: every `of`-th from the `first` on, so that several workers make the kernels of one group."""
     text, target, strides = request.graph, GpuTarget(*request.target), request.strides
@@ -143,7 +150,7 @@ def unit(request: DeviceUnitRequest) -> Message:
     try:
         tilings, by = _chosen(graph, request, target)
     except HotfuseError as e:
-        return {"ok": True, "kernels": [], "because": e.because or e.what, "by": BY_COUNT}, []
+        return DeviceUnitAnswer((), e.because or e.what, BY_COUNT), []
     basis = {
         **versions(), "toolchain": registry.device_kernels().toolchain(), "machine": f"{target.backend} {target.arch}",
         "options": repr((request.tf32, sorted(strides.items()), [str(t) for t in tilings])),
@@ -151,10 +158,10 @@ def unit(request: DeviceUnitRequest) -> Message:
     address = Address("device unit", digest(text), basis)
 
     def make() -> Message:
-        return _unit(graph, strides, target, tilings, tf32=request.tf32)
+        return message(*_unit(graph, strides, target, tilings, tf32=request.tf32))
 
-    header, codes = answered(request_context.folder(), address, make, WAIT_S)[0]
-    return {**header, "by": by}, codes
+    answer = answered(request_context.folder(), address, make, WAIT_S)[0]
+    return replace(kept_body(answer, DeviceUnitAnswer, "kept device code"), by=by), answer[1]
 
 
 def _chosen(graph: Graph, request: DeviceUnitRequest, target: GpuTarget) -> tuple[Sequence[GpuTiling], str]:
@@ -172,8 +179,8 @@ def _chosen(graph: Graph, request: DeviceUnitRequest, target: GpuTarget) -> tupl
     return gpu_tilings(graph, bulk=target.bulk)[first::of], BY_COUNT
 
 
-def _unit(graph: Graph, strides: Strides, target: GpuTarget, tilings: Sequence[GpuTiling], *, tf32: bool) -> Message:
-    kernels: list[dict[str, Any]] = []
+def _unit(graph: Graph, strides: Strides, target: GpuTarget, tilings: Sequence[GpuTiling], *, tf32: bool) -> Answered:
+    kernels: list[MadeDeviceKernel] = []
     codes: list[bytes] = []
     because = ""
     for tiling in tilings:
@@ -184,9 +191,9 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, tilings: Sequence[G
             continue
         about = {k: v for k, v in asdict(built).items() if k not in ("code", "texts")}
         work = work_of(lowered.kernel, program_shape(tiling))
-        kernels.append({"lowered": to_json(lowered), "built": about, "tiling": str(tiling), "work": work})
+        kernels.append(MadeDeviceKernel(to_json(lowered), about, str(tiling), work))
         codes.append(built.code)
-    return {"ok": True, "kernels": kernels, "because": because}, codes
+    return DeviceUnitAnswer(tuple(kernels), because), codes
 
 
 def launch_shape(tiling: GpuTiling, stages: int, *, tf32: bool) -> LaunchShape:

@@ -19,6 +19,7 @@ import torch
 
 from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.answer_bodies import KernelAnswer, received
 from hotfuse.compile.compilation import Executor
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
@@ -169,7 +170,7 @@ class Calibration:
                 elif until is not None and time.perf_counter() > until and not asked.done() and asked.cancel():
                     continue
                 else:
-                    made.append((item, measure.received(*wire.checked(asked.result()))))
+                    made.append((item, measure.candidate_from(*received(asked.result(), KernelAnswer))))
                     self.report.compiled += 1
             except CaptureError as e:
                 self.report.refused[e.because or e.what] += 1
@@ -292,7 +293,7 @@ class Slice:
     def _bind(self) -> None:
         item, future = self._flying.pop()
         try:
-            made = None if future is None else measure.received(*wire.checked(future.result()))
+            made = None if future is None else measure.candidate_from(*received(future.result(), KernelAnswer))
             self._run.report.compiled += made is not None
             for candidate in self._run.unknown(item):
                 size = _bytes(self._run.row_cache, candidate)

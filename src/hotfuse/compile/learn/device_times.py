@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.answer_bodies import Answered, DeviceTimesAnswer
 from hotfuse.compile.learn.learned import FRESH_S, notes
 from hotfuse.compile.request_bodies import DeviceTimesRequest
-from hotfuse.compile.workers import wire
 from hotfuse.hpm.device import kernel_model
 from hotfuse.hpm.device.features import shape_from
 from hotfuse.hpm.device.kernel_model import DeviceKernelModel, TimedWork, device_fingerprint
@@ -42,21 +43,21 @@ class _Read:
 _read: dict[tuple[str, str], _Read] = {}
 
 
-def handle(request: DeviceTimesRequest) -> wire.Message:
+def handle(request: DeviceTimesRequest) -> Answered:
     """Keep and learn; answers how many rows there are, and what a new model is worth."""
     kept = notes()
     if kept is None or not kept.place.record:
-        return {"ok": True, "rows": 0, "because": "there is no store to write to"}, []
+        return DeviceTimesAnswer(0, "there is no store to write to"), []
     shape = shape_from(request.shape)
     machine = kept.store.machine(device_fingerprint(request.device, request.arch), shape.to_dict())
     rows = [TimedWork(t.problem, t.work, t.seconds) for t in request.times]
     kernel_model.record(kept.store, machine, rows, "calibrate" if request.calibrated else "race")
     known = kernel_model.recorded(kept.store, machine)
-    answer = {"ok": True, "rows": len(known), "version": None}
+    answer = DeviceTimesAnswer(len(known))
     if (request.train and len(known) >= kernel_model.LEAST_ROWS) or kernel_model.due(kept.store, machine, len(known)):
         made = kernel_model.fit(known, shape)
         version = kernel_model.save(kept.store, made, machine)
-        answer |= {"version": version, "held_out": made.facts["held_out"], "chooses": made.chooses}
+        answer = replace(answer, model=version, held_out=made.facts["held_out"], chooses=made.chooses)
         _read.clear()
     return answer, []
 

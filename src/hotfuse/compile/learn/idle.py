@@ -10,19 +10,18 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile import request_context
+from hotfuse.compile.answer_bodies import Answered, IdleAnswer, ModelFacts
 from hotfuse.compile.compilation import Executor
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn.calibrate import Slice
 from hotfuse.compile.learn.learned import SERVING, Notes, notes
 from hotfuse.compile.request_bodies import IdleRequest
 from hotfuse.compile.variants.served_threads import apart
-from hotfuse.compile.workers import wire
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import fleet, model
 from hotfuse.hpm.drawn_problems import draws, remembered
@@ -54,21 +53,15 @@ class _Work:
 _begun: dict[tuple[str, int], _Work] = {}
 
 
-def handle(request: IdleRequest, executor: Executor) -> wire.Message:
+def handle(request: IdleRequest, executor: Executor) -> Answered:
     """Work for `seconds`; answers what was measured for the threads that calls have, and the version of a model trained."""
     return apart(request_context.threads(), lambda: _handle(request.seconds, executor))
 
 
-def _handle(seconds: float, executor: Executor) -> wire.Message:
+def _handle(seconds: float, executor: Executor) -> Answered:
     kept = notes()
     if kept is None or not kept.place.record:
-        return {
-            "ok": True,
-            "measured": 0,
-            "left": False,
-            "version": None,
-            "because": "there is no store to write to",
-        }, []
+        return IdleAnswer(0, left=False, because="there is no store to write to"), []
     threads = kept.host.at.threads
     torch.set_num_threads(threads)
     until = time.perf_counter() + seconds
@@ -79,11 +72,10 @@ def _handle(seconds: float, executor: Executor) -> wire.Message:
     while left and time.perf_counter() < until:
         left = work.slice.step()
     made = _trained(kept, work, last=not left)
-    return {
-        "ok": True, "measured": work.slice.report.measured - before, "left": left,
-        "version": None if made is None else made.version, "facts": {} if made is None else _plain(made),
-        "refused": dict(work.slice.report.refused),
-    }, []  # fmt: skip
+    return IdleAnswer(
+        work.slice.report.measured - before, left, None if made is None else made.version, None if made is None else _plain(made),
+        dict(work.slice.report.refused),
+    ), []  # fmt: skip
 
 
 def _work(kept: Notes, executor: Executor) -> _Work:
@@ -133,6 +125,6 @@ def _train_fleet(kept: Notes) -> None:
         fleet.train(kept.store)
 
 
-def _plain(made: PerformanceModel) -> dict[str, Any]:
+def _plain(made: PerformanceModel) -> ModelFacts:
     score = made.facts["held_out"]
-    return {"samples": made.facts["samples"], "mape": round(float(score["mape"]), 4), "kind": made.facts["kind"]}
+    return ModelFacts(int(made.facts["samples"]), round(float(score["mape"]), 4), str(made.facts["kind"]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.answer_bodies import Answered, KernelAnswer
 from hotfuse.compile.request_bodies import KernelRequest, Request
 from hotfuse.compile.request_context import asked, kernels
 from hotfuse.compile.variants.trial import drawn, tamed
@@ -109,16 +110,16 @@ def request(graph: Graph, core: Core) -> dict[str, Any]:
     return Request(KernelRequest(show(graph), core), asked()).header()
 
 
-def handle(request: KernelRequest) -> Message:
+def handle(request: KernelRequest) -> Answered:
     """The request of kind `kernel`: a group's graph as text, and the core to cut it for."""
     made = make(parse(request.graph), request.core)
-    return {"ok": True, **to_json(made.lowered), "seconds": dict(made.compiled.seconds)}, [made.compiled.code]
+    return KernelAnswer(to_json(made.lowered), dict(made.compiled.seconds)), [made.compiled.code]
 
 
-def received(answer: Mapping[str, Any], codes: Sequence[bytes]) -> CompiledCandidate:
+def candidate_from(answer: KernelAnswer, codes: Sequence[bytes]) -> CompiledCandidate:
     """What a worker made."""
-    lowered = from_json(dict(answer))
-    return CompiledCandidate(lowered, CompiledKernel(lowered.kernel, kernels().target(), codes[0], dict(answer["seconds"])))
+    lowered = from_json(dict(answer.lowered))
+    return CompiledCandidate(lowered, CompiledKernel(lowered.kernel, kernels().target(), codes[0], dict(answer.seconds)))
 
 
 # --- running -----------------------------------------------------------------------------------------------------------

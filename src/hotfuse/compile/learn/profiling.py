@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 from hotfuse.analysis.resources import work_of
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import request_context
+from hotfuse.compile.answer_bodies import Answered, PartitionDiagnosis, ProfileAnswer
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn.learned import LEAST_US, Notes, notes
 from hotfuse.compile.request_bodies import PartitionTimes, ProfileRequest
-from hotfuse.compile.workers import wire
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.bottleneck import Profile, diagnose
 from hotfuse.hpm.model import CostPredictor
@@ -28,18 +27,18 @@ FEWEST = 4
 """Samples of a partition before its time is believed."""
 
 
-def handle(request: ProfileRequest) -> wire.Message:
+def handle(request: ProfileRequest) -> Answered:
     """Diagnoses of partitions, in their order."""
     kept = notes()
     if kept is None:
-        return {"ok": True, "parts": [], "version": 0}, []
+        return ProfileAnswer((), 0), []
     threads = request_context.threads()
     host = kept.host if kept.host.at.threads == threads else this_host(kept.store, threads, measure_peaks=False)
-    found = [_of(part, kept, host) for part in request.parts]
-    return {"ok": True, "parts": found, "version": 0 if kept.ahead is None else kept.ahead.predictor.model.version}, []
+    found = tuple(_of(part, kept, host) for part in request.parts)
+    return ProfileAnswer(found, 0 if kept.ahead is None else kept.ahead.predictor.model.version), []
 
 
-def _of(part: PartitionTimes, kept: Notes, host: Host) -> dict[str, Any]:
+def _of(part: PartitionTimes, kept: Notes, host: Host) -> PartitionDiagnosis:
     graph, sizes, us = parse(part.graph), part.sizes, part.us
     work = work_of(graph, sizes)
     flops, moved = work.flops, work.moved if part.library else work.traffic
@@ -52,11 +51,10 @@ def _of(part: PartitionTimes, kept: Notes, host: Host) -> dict[str, Any]:
         busy_s=(us * 1e-6, us * 1e-6 * (2 * balance - 1)) if balance < 1 else (), calls=len(graph.nodes) if part.library else 1,
     )  # fmt: skip
     seen = diagnose(profile, host.at)
-    return {
-        "bottleneck": seen.bottleneck.value, "because": seen.because, "overhead": round(seen.overhead, 3),
-        "utilization": {k: round(v, 3) for k, v in seen.utilization.items()}, "source": seen.source,
-        "measured_rooflines": host.at.measured, "hz": host.at.hz, "predicted_us": _predicted(part, graph, sizes, kept, host),
-    }  # fmt: skip
+    return PartitionDiagnosis(
+        seen.bottleneck.value, seen.because, round(seen.overhead, 3), {k: round(v, 3) for k, v in seen.utilization.items()},
+        seen.source, host.at.measured, host.at.hz, _predicted(part, graph, sizes, kept, host),
+    )  # fmt: skip
 
 
 def _predicted(

@@ -10,9 +10,12 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import field
 
+from hotfuse.base.errors import CaptureError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.answer_bodies import Answered, Histories, LearnedAnswer, received
 from hotfuse.compile.request_bodies import LearnedRequest, Request
 from hotfuse.compile.request_context import ARMS, SPECIALIZATIONS, STRATEGIES, RequestContext, RequestSettings
 from hotfuse.compile.workers import wire
@@ -26,17 +29,18 @@ KEPT = (ARMS, STRATEGIES, SPECIALIZATIONS)
 """What is remembered, by its name in the store."""
 
 
-def states() -> dict[str, dict[str, list[float]]]:
+def states() -> Histories:
     """In a worker: everything that the store of the request remembers."""
     from hotfuse.compile.learn.learned import notes  # the server does without the database
 
     found = notes()
     if found is None:
         return {}
-    return {name: found.store.remembered(name, found.host.machine) for name in KEPT}
+    kept = {name: found.store.remembered(name, found.host.machine) for name in KEPT}
+    return {name: {k: tuple(v) for k, v in rows.items()} for name, rows in kept.items()}
 
 
-def handle(request: LearnedRequest) -> wire.Message:
+def handle(request: LearnedRequest) -> Answered:
     """The request of kind `learned`: numbers to add to those that are remembered, which are the answer."""
     from hotfuse.compile.learn.learned import notes
 
@@ -46,7 +50,7 @@ def handle(request: LearnedRequest) -> wire.Message:
             more = {k: list(v) for k, v in request.more.get(name, {}).items()}
             found.store.remember(name, more, found.host.machine)
         found.read_at = 0.0
-    return {"ok": True, "history": states()}, []
+    return LearnedAnswer(states()), []
 
 
 @dataclass(slots=True)
@@ -131,7 +135,8 @@ def recall(
 
     def answered(future: Future[wire.Message]) -> None:
         if not future.cancelled() and future.exception() is None:
-            own.begin(future.result()[0].get("history", {}))
+            with suppress(CaptureError):  # counted where it does not fit; a plan's answer brings it as well
+                own.begin(received(future.result(), LearnedAnswer)[0].history)
 
     header = Request(LearnedRequest({}), asked, place).header()
     submit(Task("what promises were worth", header)).add_done_callback(answered)

@@ -17,6 +17,7 @@ from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import Pass, Where, run_all
+from hotfuse.compile.answer_bodies import Answered, MadeKernel, RunsAnswer
 from hotfuse.compile.kept import verdict
 from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import backend_name, kernels, threads, wanted
@@ -27,6 +28,7 @@ from hotfuse.compile.run.run_steps import LevelParts, PlannedBranch, PlannedLoop
 from hotfuse.compile.unit.kernel_cache import MAX_KEPT, NormalGroup, keep, kernel_cache, piece_of
 from hotfuse.compile.variants.trial import Outcome, attempt
 from hotfuse.compile.variants.variant_table import VariantTable
+from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, evaluate, expr, symbols
@@ -70,7 +72,7 @@ class _RunKernels:
     """Per kernel, those that serve its group at other sizes."""
     sizes: Mapping[str, int]
     threads: int
-    made: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    made: list[MadeKernel] = field(default_factory=list[MadeKernel])
     codes: list[bytes] = field(default_factory=list[bytes])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     refused: dict[str, HotfuseError] = field(default_factory=dict[str, HotfuseError])
@@ -157,15 +159,17 @@ class _RunKernels:
         def make() -> Message:
             lowered, compiled, outcome = _tried(piece, allowance_us)
             ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in piece.normal.nodes))
-            return {**to_json(lowered), "ops": ops, "compile_s": round(sum(compiled.seconds.values()), 4),
-                    "multiplies": compiled.multiplies, "kernel_us": round(outcome.kernel_us, 1),
-                    "library_us": round(outcome.library_us, 1)}, [compiled.code]  # fmt: skip
+            made = MadeKernel(
+                **to_json(lowered), ops=ops, compile_s=round(sum(compiled.seconds.values()), 4), multiplies=compiled.multiplies,
+                kernel_us=round(outcome.kernel_us, 1), library_us=round(outcome.library_us, 1),
+            )  # fmt: skip
+            return encoded(made), [compiled.code]
 
         core = kernel_cache().core
         options = (allowance_us, core.precision, core.lean, backend_name())
         basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
         about, codes = verdict("bridge", piece.text, basis, make)
-        self.made.append(about)
+        self.made.append(decoded(MadeKernel, about, "a kept kernel"))
         self.codes += codes
         self.given.append(kernel_text.from_json(about))
         self.numbers[piece.text] = len(self.given) - 1
@@ -371,7 +375,7 @@ RUNS = (
 """From kernels to native runs."""
 
 
-def handle(request: RunsRequest) -> Message:
+def handle(request: RunsRequest) -> Answered:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
     from hotfuse.compile.unit import kernel_text  # a worker's: the serving process imports none of it
 
@@ -380,6 +384,5 @@ def handle(request: RunsRequest) -> Message:
     bench = _RunKernels([kernel_text.from_json(dict(k)) for k in request.kernels], variants, request.dims, threads(),
                         until=time.monotonic() + seconds if seconds > 0 else UNFINISHED)  # fmt: skip
     made: RunBodies = run_all(RUNS, _level(dict(request.body)), bench)
-    answer = {"ok": True, "body": made.body, "kernels": bench.made, "drivers": len(made.drivers),
-              "notes": list(dict.fromkeys(bench.notes))}  # fmt: skip
+    answer = RunsAnswer(made.body, tuple(bench.made), len(made.drivers), tuple(dict.fromkeys(bench.notes)))
     return answer, [*bench.codes, *made.drivers]

@@ -5,25 +5,22 @@ A plan's values inside native runs never leave the arena, so only counting kerne
 
 from __future__ import annotations
 
-from typing import Any
-
 from hotfuse.backends import registry
 from hotfuse.base.errors import HotfuseError
+from hotfuse.compile.answer_bodies import Answered, CountingAnswer, ProbesAnswer
 from hotfuse.compile.request_bodies import CountingRequest
 from hotfuse.compile.request_context import kernels
 from hotfuse.tile.instrument import instrumented
 from hotfuse.tile.text import parse, show
 
-Message = tuple[dict[str, Any], list[bytes]]
 
-
-def probes() -> Message:
+def probes() -> Answered:
     """The request of kind `probes`: some two hundred milliseconds, which are not the server's."""
     made = registry.host().compile_probes()
-    return {"ok": True, "names": list(made)}, list(made.values())
+    return ProbesAnswer(tuple(made)), list(made.values())
 
 
-def counting(request: CountingRequest) -> Message:
+def counting(request: CountingRequest) -> Answered:
     """The request of kind `counting`: kernels in, those of them that can count out, with their numbers."""
     numbers: list[int] = []
     texts: list[str] = []
@@ -38,4 +35,4 @@ def counting(request: CountingRequest) -> Message:
             continue
         numbers.append(number)
         texts.append(show(kernel))
-    return {"ok": True, "numbers": numbers, "kernels": texts, "refused": refused}, codes
+    return CountingAnswer(tuple(numbers), tuple(texts), tuple(refused)), codes

@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
 from hotfuse.analysis.resources import library_seconds, roofline_seconds, used, work_of
@@ -22,6 +21,18 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run_all
 from hotfuse.base.settings import Objective
 from hotfuse.compile import request_context
+from hotfuse.compile.answer_bodies import (
+    GroupedBody,
+    GroupFacts,
+    MadeKernel,
+    PlanAnswer,
+    UnitCut,
+    UnitKernel,
+    UnitMissing,
+    UnitRefused,
+    kept_body,
+    message,
+)
 from hotfuse.compile.kept import Unkept, grouping, verdict
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.learn.learned import foresight, notes, refresh
@@ -46,6 +57,7 @@ from hotfuse.compile.variants.served_threads import apart, as_served
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.skips import SKIP, SPARSE, Skips
 from hotfuse.compile.variants.variant_search import BUDGET_S, VariantDecision, VariantSearch
+from hotfuse.compile.workers.wire import Message
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
 from hotfuse.fusion.groups import Group
@@ -61,7 +73,7 @@ from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.profile.traffic import TrafficSeen
 from hotfuse.tile.serial import one_thread
 
-Message = tuple[dict[str, Any], list[bytes]]
+UnitAnswered = tuple[UnitMissing | UnitKernel | UnitCut | UnitRefused, list[bytes]]
 WORTH_CUTTING = 6
 """Nodes in a group that loses to the library, from which on its halves are tried: those of a few fused ops lose as well."""
 MAX_GRAPHS = 8
@@ -70,23 +82,23 @@ MAX_GRAPHS = 8
 # -- the plan
 
 
-def plan(request: PlanRequest) -> Message:
+def plan(request: PlanRequest) -> tuple[PlanAnswer, list[bytes]]:
     """A graph's groups."""
     return apart(request_context.threads(), lambda: _plan(request.graph, request.dims, request.seen))
 
 
-def _plan(text: str, sizes: Mapping[str, int], seen: TrafficSeen) -> Message:
+def _plan(text: str, sizes: Mapping[str, int], seen: TrafficSeen) -> tuple[PlanAnswer, list[bytes]]:
     refresh()
     costs = SeenCosts(seen)
 
     def make() -> Message:
-        bodies: list[dict[str, Any]] = []
+        bodies: list[GroupedBody] = []
         _body(verify(parse(text)), sizes, bodies, {}, request_context.asked().objective, measuring(sizes), costs)
-        return {"ok": True, "bodies": bodies, "peaks": asdict(kernel_cache().peaks)}, []
+        return message(PlanAnswer(tuple(bodies), kernel_cache().peaks, {}))
 
     ahead = foresight()
-    answer, _ = grouping(text, sizes, "" if ahead is None else str(ahead.predictor.model.version), seen.address(), make)
-    return {**answer, "history": strategy_history.states()}, []
+    answer = grouping(text, sizes, "" if ahead is None else str(ahead.predictor.model.version), seen.address(), make)
+    return replace(kept_body(answer, PlanAnswer, "a kept grouping"), history=strategy_history.states()), []
 
 
 def measuring(sizes: Mapping[str, int]) -> Gate:
@@ -113,27 +125,27 @@ def grouping_job(
 
 
 def _body(
-    graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]], objective: Objective,
+    graph: Graph, sizes: Mapping[str, int], bodies: list[GroupedBody], known: dict[str, GroupFacts], objective: Objective,
     gate: Gate | None = None, seen: SeenCosts | None = None,
 ) -> int:  # fmt: skip
     """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
     grouped: GroupedGraph = run_all(GROUPING, graph, grouping_job(sizes, objective, gate, seen))
     ordered, groups = grouped.graph, grouped.groups
     text = show(ordered)
-    own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
+    own = GroupedBody(text, hashlib.sha256(text.encode()).hexdigest()[:24], (), {}, ())
     place = len(bodies)
-    bodies.append(own)
-    keep(kernel_cache().graphs, own["id"], lambda: ordered, MAX_GRAPHS)
-    found: list[dict[str, Any]] = []
-    inside: dict[str, list[int]] = {}
+    bodies.append(own)  # its number comes before those of its branches
+    keep(kernel_cache().graphs, own.id, lambda: ordered, MAX_GRAPHS)
+    found: list[GroupFacts] = []
+    inside: dict[str, tuple[int, ...]] = {}
     for i, g in enumerate(groups):
         found.append(described(ordered, g.nodes, g.kind, sizes, known, seen))
         first = ordered.nodes[g.nodes[0]]
         if first.op in CAPTURES:
-            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate, seen) for b in branches(ordered, first)]
-    if place == 0:
-        own["predicted_us"] = None if foresight() is None else _predicted_us(ordered, found, sizes)
-    own.update(groups=found, branches=inside, choices=[*grouped.choices, *_growth(ordered, groups, sizes)])
+            inside[str(i)] = tuple(_body(b.graph, sizes, bodies, known, objective, gate, seen) for b in branches(ordered, first))
+    us = None if place or foresight() is None else _predicted_us(ordered, found, sizes)
+    choices = (*grouped.choices, *_growth(ordered, groups, sizes))
+    bodies[place] = replace(own, groups=tuple(found), branches=inside, choices=choices, predicted_us=us)
     return place
 
 
@@ -147,60 +159,60 @@ def _growth(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> 
 
 
 def described(
-    graph: Graph, nodes: Sequence[int], kind: str, sizes: Mapping[str, int], known: dict[str, dict[str, Any]],
+    graph: Graph, nodes: Sequence[int], kind: str, sizes: Mapping[str, int], known: dict[str, GroupFacts],
     seen: SeenCosts | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> GroupFacts:  # fmt: skip
     """What the other side is told of a group: how many nodes, what kind, and for one that may get a kernel its key and its work.
 
     `known` holds what was said of the same group before, `seen` what calls showed: what the group took while it served stands in
     the place of what is predicted of it, and attention costs the part of its keys that masks left open.
     """
     if kind == GroupKind.LIBRARY or all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
-        return {"nodes": len(nodes), "kind": GroupKind.LIBRARY}  # what only moves data is views to torch, and those cost nothing
+        return GroupFacts(len(nodes), GroupKind.LIBRARY)  # what only moves data is views to torch, and those cost nothing
     piece = piece_of(graph, nodes, sizes)
     if piece.key not in known:
         work, peaks = work_of(piece.normal, piece.sizes), kernel_cache().peaks
-        known[piece.key] = {
-            "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
-            "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roofline_s": roofline_seconds(work, peaks),
-        }  # fmt: skip
+        about = GroupFacts(
+            len(nodes), kind, piece.key, piece.ops, work, library_seconds(piece.normal, piece.sizes, peaks),
+            roofline_seconds(work, peaks),
+        )  # fmt: skip
         if (ahead := foreseen(piece)) is not None:
-            known[piece.key].update(library_s=ahead.library_s, kernel_s=ahead.kernel_s, high_s=ahead.high_s)
-        if seen is not None and seen.seen:
-            known[piece.key].update(_as_seen(known[piece.key], UseIndex(graph, sizes), nodes, seen))
+            about = replace(about, library_s=ahead.library_s, kernel_s=ahead.kernel_s, high_s=ahead.high_s)
+        known[piece.key] = about if seen is None or not seen.seen else _as_seen(about, UseIndex(graph, sizes), nodes, seen)
     return known[piece.key]
 
 
-def _as_seen(about: Mapping[str, Any], index: UseIndex, nodes: Sequence[int], seen: SeenCosts) -> dict[str, Any]:
-    """What of a group's figures calls showed otherwise."""
-    found: dict[str, Any] = {}
+def _as_seen(about: GroupFacts, index: UseIndex, nodes: Sequence[int], seen: SeenCosts) -> GroupFacts:
+    """A group's figures, with what calls showed otherwise."""
     mask, kernel = seen.open_keys(index, nodes), seen.measured(index, nodes, library=False)
     library = seen.measured(index, nodes, library=True)
     if kernel is not None:
-        found.update(kernel_s=kernel.us * 1e-6, high_s=kernel.us * 1e-6 * (1 + kernel.noise), measured_us=kernel.us)
+        us = kernel.us
+        about = replace(about, kernel_s=us * 1e-6, high_s=us * 1e-6 * (1 + kernel.noise), measured_us=us)
     elif mask is not None:
-        found.update({k: float(s) * mask.live for k in ("kernel_s", "high_s", "roofline_s") if (s := about.get(k)) is not None},
-                     open=mask.live)  # fmt: skip
+        taken = (about.kernel_s, about.high_s, about.roofline_s)
+        kernel_s, high_s, roofline_s = (None if s is None else s * mask.live for s in taken)
+        about = replace(about, kernel_s=kernel_s, high_s=high_s, roofline_s=roofline_s, open=mask.live)
     if library is not None:
-        found.update(library_s=library.us * 1e-6, library_measured=True)
-    return found
+        about = replace(about, library_s=library.us * 1e-6, library_measured=True)
+    return about
 
 
-def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping[str, int]) -> float | None:
+def _predicted_us(graph: Graph, groups: Sequence[GroupFacts], sizes: Mapping[str, int]) -> float | None:
     """What a whole graph is predicted to take; None where no model knows this machine, or a part of it depends on data."""
     total, at = 0.0, 0
     for g in groups:
-        nodes = range(at, at + int(g["nodes"]))
+        nodes = range(at, at + g.nodes)
         at += len(nodes)
         if all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
             continue
-        if "kernel_s" not in g:
+        if g.kernel_s is None or g.library_s is None:
             seen = foreseen(piece_of(graph, nodes, sizes)) if graph.nodes[nodes[0]].op not in CAPTURES else None
             if seen is None:
                 return None
             total += seen.library_s
         else:
-            total += min(float(g["kernel_s"]), float(g["library_s"]))
+            total += min(g.kernel_s, g.library_s)
     return round(total * 1e6, 2)
 
 
@@ -222,16 +234,16 @@ def _on_one_thread(made: BuiltKernel) -> BuiltKernel:
 # -- one unit
 
 
-def unit(request: UnitRequest, blobs: Sequence[bytes]) -> Message:
+def unit(request: UnitRequest, blobs: Sequence[bytes]) -> UnitAnswered:
     """A kernel for a group, or where to cut it, or why it stays with the library."""
     return apart(request_context.threads(), lambda: _unit(request, blobs))
 
 
-def _unit(request: UnitRequest, blobs: Sequence[bytes]) -> Message:
+def _unit(request: UnitRequest, blobs: Sequence[bytes]) -> UnitAnswered:
     texts = dict(zip(request.texts, blobs, strict=True))
     wanted = {i for i, _ in request.alike}
     if missing := sorted(wanted - texts.keys() - kernel_cache().graphs.keys()):
-        return {"ok": True, "missing": missing}, []
+        return UnitMissing(tuple(missing)), []
     graphs = {i: keep(kernel_cache().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
     uses = [(graphs[i], nodes) for i, nodes in request.alike]
     return _Unit(uses, request.group, request.dims, request.split, request.joined, request.beat, request.variants,
@@ -251,11 +263,11 @@ class _Unit:
     threads: int = 1
     """That calls have."""
 
-    def answer(self) -> Message:
+    def answer(self) -> UnitAnswered:
         graph, nodes = self.uses[0]
         piece = piece_of(graph, nodes, self.sizes)
         if Strategy.LIBRARY.value in wanted(piece.text):
-            return {"ok": True, "refused": f"{piece.ops} stays with the library: that is what is to be tried"}, []
+            return UnitRefused(f"{piece.ops} stays with the library: that is what is to be tried"), []
         # A recurrent layer has beside its centre only what prepares it, which is nothing to compile alone.
         several = len(nodes) > 1 and self.kind != GroupKind.RECURRENT and self.may_split
         why = kernel_cache().lowers(piece) if several else ""
@@ -268,23 +280,25 @@ class _Unit:
         except HotfuseError as e:
             why = f"{piece.ops} stays with the library: {e.because or e.what}"
         first = _prefix(self.kind, [graph.nodes[i] for i in nodes]) if several else 0
-        return self._cut(first, why) if first else ({"ok": True, "refused": why}, [])
+        return self._cut(first, why) if first else (UnitRefused(why), [])
 
-    def _kernel(self, piece: NormalGroup) -> Message:
+    def _kernel(self, piece: NormalGroup) -> UnitAnswered:
         """A kernel that won its trial, made now or by an earlier process; raises a HotfuseError where there is none."""
         core = kernel_cache().core
         around = (sorted((n, str(d)) for n, d in piece.meaning.items()), [str(g) for g in self.uses[0][0].guards])
         options = (core.precision, core.lean, self.variants, wanted(piece.text), backend_name())
         basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
-        answer, codes = verdict("unit", f"{piece.text}\n{around}", basis, lambda: self._made(piece))
-        self._beaten(float(answer["kernel"]["kernel_us"]))
-        return {**answer, "keys": self._keys()}, codes
+        found = verdict("unit", f"{piece.text}\n{around}", basis, lambda: message(*self._made(piece)))
+        answer = kept_body(found, UnitKernel, "a kept unit")
+        if answer.kernel.kernel_us is not None:
+            self._beaten(answer.kernel.kernel_us)
+        return replace(answer, keys=tuple(self._keys())), found[1]
 
     def _beaten(self, us: float) -> None:
         if self.beat is not None and us >= self.beat:
             raise Unkept(f"one kernel takes {us:.1f} us where two take {self.beat:.1f}")
 
-    def _made(self, piece: NormalGroup) -> Message:
+    def _made(self, piece: NormalGroup) -> tuple[UnitKernel, list[bytes]]:
         made = kernel_cache().kernel(piece)
         if Strategy.THREADS.value in wanted(piece.text):
             made = _on_one_thread(made)
@@ -304,20 +318,18 @@ class _Unit:
         use = used(work_of(piece.normal, piece.sizes), outcome.kernel_us, kernel_cache().peaks, scratch=own,
                    vectors=vectors_at_once(kernel, kernel_cache().core.lanes * 4),
                    parallel=parallel_iterations(kernel, piece.sizes))
-        about = {**to_json(made.lowered), "ops": piece.ops, "compile_s": round(made.seconds, 4),
-                 "multiplies": made.compiled.multiplies, "kinds": made.note,
-                 "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1), "use": use.to_dict()}
-        if (seen := foreseen(piece)) is not None:
-            about["predicted_us"] = round(seen.kernel_s * 1e6, 2)
-        text = text_id(piece.text)
-        found = self._by_size(piece, made)
-        about["variants"] = None if found.variants is None else found.variants.to_json()
-        about["skips"] = None if skips is None else skips.to_json()
-        also: list[dict[str, Any]] = [
-            {**to_json(m.lowered), "ops": piece.ops, "compile_s": round(sum(m.compiled.seconds.values()), 4)} for m in found.made
-        ]
-        answer = {"ok": True, "kernel": about, "text": text, "also": also,
-                  "notes": [*found.notes, *said]}
+        seen, found = foreseen(piece), self._by_size(piece, made)
+        about = MadeKernel(
+            **to_json(made.lowered), ops=piece.ops, compile_s=round(made.seconds, 4), multiplies=made.compiled.multiplies,
+            kinds=made.note, kernel_us=round(outcome.kernel_us, 1), library_us=round(outcome.library_us, 1), use=use.to_dict(),
+            predicted_us=None if seen is None else round(seen.kernel_s * 1e6, 2),
+            variants=None if found.variants is None else found.variants.to_json(), skips=None if skips is None else skips.to_json(),
+        )  # fmt: skip
+        also = tuple(
+            MadeKernel(**to_json(m.lowered), ops=piece.ops, compile_s=round(sum(m.compiled.seconds.values()), 4))
+            for m in found.made
+        )
+        answer = UnitKernel(about, text_id(piece.text), also, (*found.notes, *said))
         return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
 
     def _skipping(self, piece: NormalGroup, made: BuiltKernel, what: str) -> tuple[BuiltKernel, Skips | None, list[str]]:
@@ -346,14 +358,14 @@ class _Unit:
         """The keys of all uses, where they may differ."""
         return [piece_of(g, n, self.sizes).key for g, n in self.uses] if self.joined else []
 
-    def _cut(self, first: int, why: str) -> Message:
+    def _cut(self, first: int, why: str) -> UnitAnswered:
         """The two pieces that each use becomes."""
-        kinds, known = (self.kind, GroupKind.ROWS), dict[str, dict[str, Any]]()
-        pieces = [
-            [described(g, part, k, self.sizes, known) for part, k in zip((n[:first], n[first:]), kinds, strict=True)]
+        kinds, known = (self.kind, GroupKind.ROWS), dict[str, GroupFacts]()
+        pieces = tuple(
+            tuple(described(g, part, k, self.sizes, known) for part, k in zip((n[:first], n[first:]), kinds, strict=True))
             for g, n in self.uses
-        ]
-        return {"ok": True, "split": first, "why": why, "pieces": pieces}, []
+        )
+        return UnitCut(first, why, pieces), []
 
     def _blamed(self, graph: Graph, nodes: Sequence[int]) -> int:
         """How many of a group's nodes, from the first, can be lowered together; at least 1, also where not even that one can.

@@ -25,6 +25,7 @@ from hotfuse.base.faults import faults, steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import totals
+from hotfuse.compile.answer_bodies import checked
 from hotfuse.compile.request_bodies import Request, RequestBody, request_of
 from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN
 from hotfuse.compile.workers import wire
@@ -267,7 +268,7 @@ def ask(
     request = request_of(body, settings, strategies, focus)
     if settings.capture == "inline":
         return ask_here(request, blobs)
-    return wire.checked(sized(settings).ask(request.header(), blobs, settings.capture_timeout_s, gain))
+    return checked(sized(settings).ask(request.header(), blobs, settings.capture_timeout_s, gain))
 
 
 def ask_here(request: Request, blobs: Sequence[bytes] = ()) -> wire.Message:
@@ -275,7 +276,7 @@ def ask_here(request: Request, blobs: Sequence[bytes] = ()) -> wire.Message:
     from hotfuse.compile import requests  # the worker's business otherwise
 
     with _answering:
-        return wire.checked(requests.answer(request.header(), list(blobs)))
+        return checked(requests.answer(request.header(), list(blobs)))
 
 
 def sized(settings: Settings) -> Service:

@@ -241,7 +241,7 @@ class WorkerSlot:
             self.end("memory")
         return worked
 
-    def hold(self, paused: bool) -> None:
+    def hold(self, *, paused: bool) -> None:
         """Stop the worker where it is, or let it go on."""
         if self.worker is not None and self.worker.paused is not paused:
             (self.worker.pause if paused else self.worker.resume)()

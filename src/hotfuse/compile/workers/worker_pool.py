@@ -322,7 +322,7 @@ class Pool:
                 self._govern(now)
                 for s in busy:
                     s.prioritize(waited_for=behind > 0)
-                    s.hold(paused)
+                    s.hold(paused=paused)
                 if (was and not paused) or self._governor.abreast(self.size) > abreast:
                     self._changed.notify_all()
             last = now

@@ -85,7 +85,7 @@ class OnnxModule(torch.nn.Module):
                 f"the model takes {len(self.program.in_slots)} inputs, {len(inputs)} were given",
                 hint="in order: " + ", ".join(p.name for p in self.inputs),
             )
-        since = self._turnstile.enter(self.program.prepared)
+        since = self._turnstile.enter(measurable=self.program.prepared)
         try:
             with torch.no_grad():
                 made = self.program.run([x if isinstance(x, torch.Tensor) else from_any(x) for x in inputs])

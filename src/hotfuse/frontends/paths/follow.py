@@ -95,7 +95,7 @@ class AssumedReads(TorchFunctionMode):
             raise _otherwise(f"read {self._at} is a {kind} there, and a {found} in a call")
         return value
 
-    def _number(self, kind: str, t: Tensor | bool) -> Any:
+    def _number(self, kind: str, t: Tensor | bool) -> Any:  # noqa: FBT001  (what is read)
         value = self._next(kind)
         if isinstance(t, bool):  # no data decide it
             return t

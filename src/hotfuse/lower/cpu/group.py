@@ -140,24 +140,24 @@ class _Kernel:
         for attempt in (self._in_stages,) if self.often else (self._with, self._in_stages):
             for around, scalar in attempts if folded else attempts[1:]:
                 try:
-                    return attempt(around, scalar)
+                    return attempt(around, scalar=scalar)
                 except CannotLower as e:
                     problem = problem or e
         assert problem is not None
         raise problem
 
-    def _in_stages(self, around: str, scalar: bool) -> Lowered:
+    def _in_stages(self, around: str, *, scalar: bool) -> Lowered:
         """What the loops around its use cannot make is computed before them, into memory of the kernel's own."""
         aside = list(self.often)
         while True:
             try:
-                return self._with(around, scalar, ordered(self.graph, aside))
+                return self._with(around, ordered(self.graph, aside), scalar=scalar)
             except NotInOneNest as e:
                 if e.value in aside or len(aside) >= len(self.often) + _MAX_ASIDE:
                     raise
                 aside.append(e.value)
 
-    def _with(self, around: str, scalar: bool, aside: Sequence[Value] = ()) -> Lowered:
+    def _with(self, around: str, aside: Sequence[Value] = (), *, scalar: bool) -> Lowered:
         memory = self._memory()
         nests: list[tuple[NestPlan, Definitions]] = []
         waiting, stored = list(aside), list[str]()
@@ -224,7 +224,7 @@ class _Kernel:
             raise CannotLower("no output fits the loops of the first reduction")
         planner = NestPlanner(self.definitions, memory, space, nest.extras)
         try:
-            plan = planner.plan(goals, rows, self.options.vector_bytes, nest.scalar)
+            plan = planner.plan(goals, rows, self.options.vector_bytes, scalar=nest.scalar)
         except Refine:
             nest.space = planner.space
             raise

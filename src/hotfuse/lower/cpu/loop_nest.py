@@ -137,7 +137,7 @@ class NestPlanner:
         self.accesses: list[dict[int, Dim]] = []
         self.places: list[tuple[BufferView, Position]] = []
 
-    def plan(self, goals: Sequence[Goal], rows: frozenset[int] | None, vector_bytes: int, scalar: bool) -> NestPlan:
+    def plan(self, goals: Sequence[Goal], rows: frozenset[int] | None, vector_bytes: int, *, scalar: bool) -> NestPlan:
         """`rows` are the counters of rows where the root says them; None: those that reductions' results depend on."""
         reach = self._traced([(g.value, g.position) for g in goals])
         own = [k for root in self.space.roots for k in root if not self._extra(k)]

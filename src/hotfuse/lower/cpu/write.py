@@ -101,12 +101,12 @@ class NestWriter:
         limits.append(extent)
         return [(i, lo, hi) for i, (lo, hi) in enumerate(pairwise(limits))]
 
-    def widths(self, heavy: bool) -> list[int]:
+    def widths(self, *, heavy: bool) -> list[int]:
         """Elements per step along a counter with a tile axis."""
         lanes = self.plan.lanes
         return [lanes] if self.plan.turned is not None else [lanes * step_vectors(heavy=heavy), lanes]
 
-    def rows(self, order: Sequence[int], outermost: bool = False) -> None:
+    def rows(self, order: Sequence[int], *, outermost: bool = False) -> None:
         """The loops over rows from here on."""
         if not order:
             self.row()
@@ -136,7 +136,7 @@ class NestWriter:
 
     def row_parts(self, leader: int, segment: int, lo: Dim, hi: Dim, rest: Sequence[int]) -> None:
         """A loop over rows that has a tile axis."""
-        for part in parts(lo, hi, self.widths(self.plan.heavy)):
+        for part in parts(lo, hi, self.widths(heavy=self.plan.heavy)):
             with self.b.loop(f"v{leader}", part.start, part.stop, part.width) as loop:
                 valid = sub(part.stop, loop.var) if part.partial else None
                 along = (*self.at.axes, TileAxis(leader, part.width, valid))
@@ -259,7 +259,7 @@ class NestWriter:
             return {}
         widths = {1: [a.extent for a in self.at.axes]}
         if vector is not None:
-            used = [p.width for _, lo, hi in self.segments(vector) for p in parts(lo, hi, self.widths(phase.heavy))]
+            used = [p.width for _, lo, hi in self.segments(vector) for p in parts(lo, hi, self.widths(heavy=phase.heavy))]
             widths = {w: [w] for w in dict.fromkeys(used)} or {1: []}  # a dim of extent 0 has no parts
         return {w: [t for f in phase.folds for t in folds.start(self.b, f, shape)] for w, shape in widths.items()}
 
@@ -273,7 +273,7 @@ class NestWriter:
         leader, rest = order[0], order[1:]
         for segment, lo, hi in self.segments(leader):
             if leader == vector:
-                for part in parts(lo, hi, self.widths(phase.heavy)):
+                for part in parts(lo, hi, self.widths(heavy=phase.heavy)):
                     carried = self.column_part(phase, leader, segment, part, carried, kept)
                 continue
             flat = [t for tiles in carried.values() for t in tiles]

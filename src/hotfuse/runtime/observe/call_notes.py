@@ -66,9 +66,9 @@ class Noting:
         except Exception:  # whatever went wrong is no reason to fail a call that needs none of this; it is counted
             self.failed += 1
 
-    def outcome(self, item: int, outcome: int, loop: bool) -> None:
+    def outcome(self, item: int, outcome: int, *, loop: bool) -> None:
         """Which way a branch went, or how often a loop ran."""
         s = self.here.sample
         if s is not None and s.outcomes < MAX_CONTROL:
             s.outcomes += 1
-            s.batch.control(s.subject, item, outcome, loop)
+            s.batch.control(s.subject, item, outcome, loop=loop)

@@ -18,6 +18,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
+from hotfuse.compile.answer_bodies import ProfileAnswer, received
 from hotfuse.compile.request_bodies import ProfileRequest, Request
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers import wire
@@ -102,7 +103,7 @@ class Examiner:
             if entry is not None:
                 entry.examining = False
             try:
-                answer, _ = wire.checked(future.result())
+                answer, _ = received(future.result(), ProfileAnswer)
             except (HotfuseError, CancelledError):  # a worker that ended: the next examination asks again
                 log.count("examinations_failed")
                 return

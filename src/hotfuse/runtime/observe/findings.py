@@ -19,6 +19,7 @@ from hotfuse.analysis.registers import parallel_iterations
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.answer_bodies import PartitionDiagnosis, ProfileAnswer
 from hotfuse.compile.frequency import Outcomes
 from hotfuse.compile.request_bodies import PartitionTimes
 from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
@@ -184,28 +185,28 @@ def _balance(plan: Plan, index: int, env: Mapping[str, int], threads: int) -> fl
     return 1.0 if n < 2 else n / threads / math.ceil(n / threads)
 
 
-def findings(asked: Sequence[PartitionQuestion], answer: Mapping[str, Any]) -> tuple[Finding, ...]:
+def findings(asked: Sequence[PartitionQuestion], answer: ProfileAnswer) -> tuple[Finding, ...]:
     """Questions with what the worker said of them."""
-    return tuple(_finding(q, said, int(answer["version"])) for q, said in zip(asked, answer["parts"], strict=False))
+    return tuple(_finding(q, said, answer.model) for q, said in zip(asked, answer.parts, strict=False))
 
 
-def _finding(q: PartitionQuestion, said: Mapping[str, Any], version: int) -> Finding:
+def _finding(q: PartitionQuestion, said: PartitionDiagnosis, version: int) -> Finding:
     us = q.seen.p50 * 1e-3
     evidence: dict[str, Any] = {
-        "utilization": dict(said["utilization"]), "overhead": said["overhead"], "source": said["source"],
-        "rooflines": "measured" if said["measured_rooflines"] else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
+        "utilization": dict(said.utilization), "overhead": said.overhead, "source": said.source,
+        "rooflines": "measured" if said.measured_rooflines else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
     }  # fmt: skip
-    return Finding(q.tier, q.index, q.name, q.shapes, us, q.share, Bottleneck(said["bottleneck"]), str(said["because"]),
-                   said["predicted_us"], version, evidence, q.products)  # fmt: skip
+    return Finding(q.tier, q.index, q.name, q.shapes, us, q.share, Bottleneck(said.bottleneck), said.because,
+                   said.predicted_us, version, evidence, q.products)  # fmt: skip
 
 
-def _counters(q: PartitionQuestion, said: Mapping[str, Any]) -> dict[str, Any]:
+def _counters(q: PartitionQuestion, said: PartitionDiagnosis) -> dict[str, Any]:
     """Counted where the system lets us; else cycles follow from time and the clock, and say so."""
     if q.seen.counters:
         found = dict(zip(COUNTED, (round(c) for c in q.seen.counters), strict=True))
         return {"counters": found, "counters_source": "counted on the calling thread"}
-    clock = "measured" if said["measured_rooflines"] else "stated or guessed"
-    cycles = round(q.seen.p50 * 1e-9 * float(said["hz"]))
+    clock = "measured" if said.measured_rooflines else "stated or guessed"
+    cycles = round(q.seen.p50 * 1e-9 * said.hz)
     return {"counters": {"cycles": cycles}, "counters_source": f"derived from time and a {clock} clock"}
 
 

@@ -24,6 +24,7 @@ import torch
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import steady
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.answer_bodies import IdleAnswer, received
 from hotfuse.compile.request_bodies import IdleRequest, Request
 from hotfuse.compile.request_context import RequestContext, RequestSettings
 from hotfuse.compile.workers import service, wire
@@ -223,9 +224,9 @@ class Idle:
             while not self._ending.is_set():
                 asked = RequestSettings(threads=torch.get_num_threads())
                 header = Request(IdleRequest(SLICE_S), asked, self.place).header()
-                answer, _ = wire.checked(worker.ask(header, []))
+                answer, _ = received(worker.ask(header, []), IdleAnswer)
                 self._learned(answer)
-                if not answer["left"]:
+                if not answer.left:
                     self._again_at = self._clock() + DONE_S
                     self._change(state=IdleState.DONE)
                     return
@@ -240,15 +241,14 @@ class Idle:
         finally:
             self._close()
 
-    def _learned(self, answer: dict[str, Any]) -> None:
-        measured = int(answer["measured"])
+    def _learned(self, answer: IdleAnswer) -> None:
+        measured = answer.measured
         self._change(measured=self.told.measured + measured, slices=self.told.slices + 1)
         if measured:
             self._decide(Why.IDLE, measured=measured, so_far=self.told.measured, stops=self.told.stops)
-        if answer["version"] is not None:
-            facts = answer["facts"]
-            self._change(version=int(answer["version"]), mape=float(facts["mape"]))
-            self._decide(Why.RETRAINED, version=self.told.version, samples=int(facts["samples"]), mape=self.told.mape)
+        if answer.model is not None and answer.facts is not None:
+            self._change(version=answer.model, mape=answer.facts.mape)
+            self._decide(Why.RETRAINED, version=self.told.version, samples=answer.facts.samples, mape=self.told.mape)
 
     def _has(self, worker: Process) -> bool:
         """Whether nobody has closed it meanwhile."""

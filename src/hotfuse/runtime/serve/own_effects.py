@@ -56,7 +56,7 @@ def around_call() -> Any:
     if _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
         return None
     cast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu")]
-    return (*cast, usual(torch.is_grad_enabled()))
+    return (*cast, usual(gradients=torch.is_grad_enabled()))
 
 
 @contextmanager

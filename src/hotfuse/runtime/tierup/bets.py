@@ -69,8 +69,8 @@ def _described(plan: Plan) -> str:
     return f"{len(plan.graph.nodes)} nodes in " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
 
 
-def place(graph: Graph, at: int, outcome: bool, name: str, calls: Sequence[Call], make: Make, plain: Make,
-          before: BranchBet | None = None) -> BranchBet:
+def place(graph: Graph, at: int, name: str, calls: Sequence[Call], make: Make, plain: Make, before: BranchBet | None = None, *,
+          outcome: bool) -> BranchBet:
     """A bet on one outcome, beside those of a bet made before on the same condition."""
     cut = speculate(graph, at, outcome=outcome)
     prefix = before.prefix if before is not None else plain(cut.prefix, calls)
@@ -162,7 +162,7 @@ class BranchLayer(Layer):
             if bet is not None and outcome in bet.hot:
                 continue
             try:
-                bet = replace(place(graph, at, outcome, self.name, calls, fast, plain, bet), inner=inner)
+                bet = replace(place(graph, at, self.name, calls, fast, plain, bet, outcome=outcome), inner=inner)
             except NoSuchCall:
                 if outcome == self.outcomes[-1] and bet is None:
                     raise

@@ -22,7 +22,7 @@ def compare(site: Site, entry: Entry, settings: Settings) -> None:
     """Have live calls decide between the model's own code and the baseline, once a captured graph is called often; and once more
     when a plan is found in native code, where the own code won while Python looked for it."""
     if entry.lost_by_dispatch and entry.contest is None and not entry.improving and entry.plan is entry.baseline:
-        cache = site.cache(entry.grad_mode)
+        cache = site.cache(grad_mode=entry.grad_mode)
         if cache is not None and cache.table.native:
             entry.lost_by_dispatch = False
             entry.open(PlanContest(entry.baseline, entry.baseline, own=True))

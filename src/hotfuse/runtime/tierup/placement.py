@@ -89,7 +89,7 @@ def between_transfers(
         raise InternalError("a placed graph has other inputs than the one it was made of")
     parts = (Partition(0, 0, first, CutReason.TRANSFER, str(device)), Partition(1, first, last, CutReason.DEVICE, str(device)),
              Partition(2, last, len(graph.nodes), CutReason.TRANSFER, "cpu"))  # fmt: skip
-    runs: tuple[Run, ...] = (_to(device), _precisely(body.run, graph_has_convolutions(moved)), _back)
+    runs: tuple[Run, ...] = (_to(device), _precisely(body.run, convolves=graph_has_convolutions(moved)), _back)
     sides = ("transfer", body.artifacts[0].backend, "transfer")
     pieces = [extract(graph, range(p.first, p.last), f"{graph.name}.p{p.index}") for p in parts if len(p)]
     inside = [p for p in parts if len(p)]
@@ -133,7 +133,7 @@ def _home(out: Any) -> Any:
     return out.cpu() if isinstance(out, torch.Tensor) else out
 
 
-def _precisely(run: Run, convolves: bool) -> Run:
+def _precisely(run: Run, *, convolves: bool) -> Run:
     if not convolves:
         return run
 

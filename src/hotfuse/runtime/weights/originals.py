@@ -169,7 +169,7 @@ class Originals:
         table = self.table
         return (0 if table is None else table.rows.bytes) + sum(r.bytes for r in self._released)
 
-    def look(self, native: bool) -> Late | None:
+    def look(self, *, native: bool) -> Late | None:
         """On the call path: a step, or, where `native` code has made it, what that found."""
         table = self.table
         if table is None:

@@ -111,7 +111,7 @@ def _cost(stmts: Sequence[Stmt], lanes: int) -> tuple[Dim, Dim, Dim]:
     return work, meetings, parts
 
 
-def threads_for(stmts: Sequence[Stmt], lanes: int, awake: bool = False) -> Dim:
+def threads_for(stmts: Sequence[Stmt], lanes: int, *, awake: bool = False) -> Dim:
     """How many threads a kernel deserves: each is woken once, unless it is awake, and must have enough to do between meetings."""
     work, meetings, parts = _cost(stmts, lanes)
     each = expr("//", expr("//", work, expr("max", 1, meetings)), thread_work.MEETING_WORK)
@@ -133,7 +133,7 @@ def emit_team(s: FunctionState, stmts: Sequence[Stmt], block: Block, enter: Ente
         fn.do(f"store ptr {pointer}, ptr {slot(fn, context, 8 * k)}")
     for word in (0, 8):  # how many have come, how many sleep
         fn.do(f"store i64 0, ptr {slot(fn, context, counter + word)}")
-    launch(s, name, context, *(threads_for(stmts, fn.target.lanes, awake) for awake in (False, True)))
+    launch(s, name, context, *(threads_for(stmts, fn.target.lanes, awake=awake) for awake in (False, True)))
     inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
     with inner.fn.at(inner.fn.scopes[0]):
         for k, own in enumerate(common, 2):

@@ -33,7 +33,7 @@ class NativeGru(NativeRecurrent):
     GATES = 3
 
     def __init__(
-        self, w: Tensor, r: Tensor, bias: Tensor | None, before_reset: bool, backwards: Sequence[bool], plain: Callable[..., Any]
+        self, w: Tensor, r: Tensor, bias: Tensor | None, backwards: Sequence[bool], plain: Callable[..., Any], *, before_reset: bool
     ) -> None:
         self._w, self._r, self._bias, self._before_reset = w, r, bias, before_reset
         super().__init__(plain, backwards, int(w.shape[2]), int(r.shape[2]))
@@ -87,4 +87,4 @@ def native_gru(w: Tensor, r: Tensor, bias: Tensor | None, attrs: Mapping[str, An
     odd = any(t is not None and t.dtype is not torch.float32 for t in (w, r, bias))
     if backwards is None or odd or not w.numel() or not r.numel():
         return None
-    return NativeGru(w, r, bias, bool(attrs.get("linear_before_reset")), backwards, plain)
+    return NativeGru(w, r, bias, backwards, plain, before_reset=bool(attrs.get("linear_before_reset")))

@@ -109,7 +109,7 @@ def window_product(conv: FoldedConv, x: Tensor, packed: PackedWeight, native: Fl
     )  # fmt: skip
     size = 4 * CHUNK * (inputs + padded)
     made_sizes, made_strides = (images, outputs, rows, cols), (rows * cols * outputs, 1, cols * outputs, outputs)
-    strides, run, behind = x.stride(), native.window_product, conv.behind(relu)
+    strides, run, behind = x.stride(), native.window_product, conv.behind(activated=relu)
     if conv.dims == 3 and len(behind) == 1:  # what makes a signal of an image: it is one at once
         made_sizes, made_strides, behind = (images, outputs, cols), (cols * outputs, 1, outputs), []
 

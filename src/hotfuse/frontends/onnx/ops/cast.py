@@ -18,12 +18,12 @@ _STRING = 8
 
 @onnx_op("Cast")
 def cast(ctx: Ctx, x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
-    return convert(x, _elem(to), bool(saturate), round_mode)
+    return convert(x, _elem(to), saturate=bool(saturate), round_mode=round_mode)
 
 
 @onnx_op("CastLike")
 def cast_like(ctx: Ctx, x: Value, like: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
-    return convert(x, elem_of(like), bool(saturate), round_mode)
+    return convert(x, elem_of(like), saturate=bool(saturate), round_mode=round_mode)
 
 
 def _elem(code: int) -> Elem:
@@ -33,7 +33,7 @@ def _elem(code: int) -> Elem:
     return found
 
 
-def convert(x: Value, to: Elem, saturate: bool = True, round_mode: str = "up") -> Value:
+def convert(x: Value, to: Elem, *, saturate: bool = True, round_mode: str = "up") -> Value:
     """A value in another element type, by ONNX's rules for Cast."""
     if to.torch is None:
         return _to_strings(x) if to.code == _STRING else _quiet(to_numpy(x), to.np)

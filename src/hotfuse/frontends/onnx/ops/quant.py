@@ -61,7 +61,7 @@ def _limits(elem: Elem) -> tuple[int, int]:
 def _store(y: Tensor, zero: Tensor | None, elem: Elem, *, saturate: bool = True) -> Value:
     """Round, shift and saturate real numbers into a quantized type."""
     if "int" not in elem.name:
-        return convert(y if zero is None or elem.torch in FLOAT8 else y + zero, elem, saturate)
+        return convert(y if zero is None or elem.torch in FLOAT8 else y + zero, elem, saturate=saturate)
     y = torch.round(y.float())
     low, high = _limits(elem)
     y = torch.clamp(y if zero is None else y + zero, low, high)
@@ -168,7 +168,7 @@ def _per_row(v: Tensor) -> Tensor:
     return v.unsqueeze(-1) if v.dim() == 1 else v
 
 
-def shifted(x: Tensor, zero_point: Tensor | None, rows: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
+def shifted(x: Tensor, zero_point: Tensor | None, *, rows: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
     """A quantized tensor less its zero point, or points of its columns (of its `rows`), exactly."""
     y = x.to(dtype) if x.dtype not in FLOAT8 else x.float().to(dtype)
     if zero_point is None:

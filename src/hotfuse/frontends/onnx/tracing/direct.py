@@ -325,7 +325,7 @@ def _softmax(op: Any) -> Row:
     return row
 
 
-def _reduction(op: Any, typed: bool = False) -> Row:
+def _reduction(op: Any, *, typed: bool = False) -> Row:
     """Over some axes; `typed` where the function is told the result's type."""
 
     def row(x: torch.Tensor, dims: Any, keepdim: bool = False, dtype: torch.dtype | None = None) -> DirectNode | None:

@@ -84,7 +84,7 @@ class _Few:
             key = expr("min", k.var, remaining(a.keys, rows)) if full else k.var
             found: list[Tile] = []
             left = remaining(a.keys, key)
-            for i, total in enumerate(self.products(key, full)):
+            for i, total in enumerate(self.products(key, full=full)):
                 s = b.reshape(b.reduce("sum", total, 1), (rows,))
                 if a.mask is not None:
                     x = a.mask.rows.read(b, (self.batch, self.head, i, key), (1, rows), valid=() if full else (None, left))
@@ -97,7 +97,7 @@ class _Few:
             k.yields(*found)
         return list(k.outs)
 
-    def products(self, key: Dim, full: bool) -> list[Tile]:
+    def products(self, key: Dim, *, full: bool) -> list[Tile]:
         """For every query, its products with some keys, added up into as many lanes as a vector has."""
         b, a, t, rows = self.b, self.a, self.t, self.rows
         with b.loop("d", 0, a.width, t.lanes, carry=[b.fill(0.0, F32, (rows, t.lanes))] * self.n) as d:

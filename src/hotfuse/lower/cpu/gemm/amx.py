@@ -47,7 +47,7 @@ class BlockTiling:
     """Blocks of 32 steps."""
 
 
-def fits(core: Core, products: int, together: bool) -> bool:
+def fits(core: Core, products: int, *, together: bool) -> bool:
     """Whether products are made on the matrix unit: those that share panels must fill them evenly."""
     return core.tiles and core.precision == "bf16" and (not together or products in (1, 2))
 

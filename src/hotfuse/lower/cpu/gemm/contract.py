@@ -103,7 +103,7 @@ class _GemmGroup:
         self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together, narrow=real)
         self.blocks: amx.BlockTiling | None = None
         """How the matrix unit makes the products, where it does."""
-        if self.paired and amx.fits(core, len(found), self.together):
+        if self.paired and amx.fits(core, len(found), together=self.together):
             self.blocks = amx.cut(core, self.m, self.k)
             self.tiling = amx.tiling(core, self.tiling, self.blocks)
         if (matrices := batch.through(graph, found, strides)) is not None:
