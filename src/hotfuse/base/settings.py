@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from hotfuse.base.errors import InputError
 
@@ -153,9 +153,9 @@ class Settings:
     """Decisions remembered per model; older ones are forgotten first."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.cache_dir, Path):
+        given = cast("object", self.cache_dir)
+        if isinstance(given, Path):
             return
-        given: object = self.cache_dir
         if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
             raise InputError(f"cache_dir={given!r} is no path", because=f"it is a {type(given).__name__}", hint="a str or a Path")
         object.__setattr__(self, "cache_dir", Path(path))
