@@ -160,3 +160,15 @@ def test_random_rows(seed: int) -> None:
 def test_a_graph_without_rows_is_the_same_graph() -> None:
     group = group_of(lambda x, a: put(x, a, 0, 1) * 2, [torch.randn(3, 4), torch.randn(4)])
     assert filled_at_once(group.graph) == (group.graph, 0)
+
+
+def test_a_piece_of_another_type_is_read_as_it_was_rounded() -> None:
+    """The operator converts what it is given; who reads the place again must not get more digits."""
+
+    def fill(x: T) -> T:
+        out, fits = torch.zeros(4, 3), torch.zeros(4, 3)
+        for t in range(4):
+            out, fits = aten.select_scatter.default(out, x[t].double() / 3, 0, t), put(fits, x[t] + 1, 0, t)
+        return fits * (out[1].double() * 1e8 - x[1].double() / 3 * 1e8).float()
+
+    check(fill, [torch.randn(4, 3)], None)

@@ -128,7 +128,7 @@ class _PieceReader:
         while (known := self._scatters.get(base.name)) is not None and known.part.dim == part.dim:
             there = known.part
             if (part.start, part.stop, part.single) == (there.start, there.stop, there.single):
-                return known.piece
+                return known.piece if known.fits else None  # one of another type is rounded where it is put
             if part.start < there.stop and there.start < part.stop:
                 break
             base = there.of
