@@ -18,11 +18,19 @@ from hotfuse.base.settings import Settings
 from hotfuse.frontends.onnx import constant_folding, packed_lstm
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
+from hotfuse.native.float_layers.layer_code import background_layers
 from hotfuse.ops import one_step
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 F32 = TensorProto.FLOAT
 INLINE = Settings(capture="inline", tiers=0, record=False)
+
+
+@pytest.fixture(autouse=True)
+def libraries_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native code of small layers, which another test of this process may have begun, packs weights its own way."""
+    monkeypatch.setattr(background_layers, "layers", None)
+    monkeypatch.setattr(background_layers, "begin", lambda: None)
 
 
 def built(
