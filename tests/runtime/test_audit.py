@@ -25,9 +25,11 @@ class OnTrial:
 PLAN = OnTrial()
 
 
-def audited(slower: float, noise: float, calls: int, seed: int = 0, *, heavy: bool = False) -> tuple[int | None, Audit]:
-    """The call at which a plan is withdrawn that takes so many times as long as its reference, a millisecond; noise is even, or
-    heavy: now and then many times as long.
+def audited(
+    slower: float, noise: float, calls: int, seed: int = 0, *, heavy: bool = False, takes_s: float = 1e-3, look_s: float = LOOK_S
+) -> tuple[int | None, Audit]:
+    """The call at which a plan is withdrawn that takes so many times as long as its reference; noise is even, or heavy: now and
+    then many times as long.
     """
     rng = np.random.default_rng(seed)
 
@@ -37,11 +39,11 @@ def audited(slower: float, noise: float, calls: int, seed: int = 0, *, heavy: bo
     audit = Audit(PLAN, None, 0)
     for number in range(1, calls):
         if number < audit.at:
-            audit.note(number, (), 1e-3 * slower * more(), 1)
+            audit.note(number, (), takes_s * slower * more(), 1)
             continue
         side = audit.turn(KEY)
-        took = 1e-3 * (slower if side == NEW else 1.0) * more()
-        if audit.took(number, KEY, side, took, LOOK_S):
+        took = takes_s * (slower if side == NEW else 1.0) * more()
+        if audit.took(number, KEY, side, took, look_s):
             return number, audit
     return None, audit
 
@@ -49,6 +51,22 @@ def audited(slower: float, noise: float, calls: int, seed: int = 0, *, heavy: bo
 @pytest.mark.parametrize(("slower", "noise", "most"), [(7.0, 0.5, 60), (3.0, 0.5, 80), (1.5, 0.2, 100), (1.2, 0.3, 2000)])
 def test_what_is_slower_is_withdrawn(slower: float, noise: float, most: int) -> None:
     assert all((audited(slower, noise, most, seed)[0] or most + 1) < most for seed in range(20))
+
+
+@pytest.mark.parametrize(("slower", "most"), [(3.0, 200), (2.0, 250), (1.5, 800)])
+def test_a_slower_plan_of_tiny_calls_lasts_as_few_calls(slower: float, most: int) -> None:
+    """Where a look takes twice as long as a call, rounds are paid from what the plan costs while it stays."""
+    assert all((audited(slower, 0.3, most, seed, takes_s=15e-6, look_s=30e-6)[0] or most + 1) < most for seed in range(20))
+
+
+def test_looks_at_tiny_calls_of_what_is_as_fast_stay_within_the_budget() -> None:
+    costs = []
+    for seed in range(10):
+        at, audit = audited(1.0, 0.3, 60_000, seed, takes_s=15e-6, look_s=30e-6)
+        found = audit.standing()
+        assert at is None and found is not None
+        costs.append(found.cost)
+    assert sorted(costs)[5] < 2 * BUDGET
 
 
 def beside_others(slower: float, calls: int, seed: int) -> tuple[int | None, Audit]:

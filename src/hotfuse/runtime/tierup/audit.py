@@ -10,7 +10,8 @@ ratios in nearly all of the last rounds; so beyond `MUCH_SLOWER` less evidence i
 
 A round costs what the reference takes longer, twice because its first call only warms caches up, and four looks at calls. That is
 paid from `BUDGET` of the calls' time, so a plan that is much faster is looked at seldom; while it seems slower the reference is no
-cost, and rounds follow each other, those of all threads at the same time (decision 101). Which of both is slower is asked there of
+cost, and rounds follow each other, those of all threads at the same time (decision 101). Looks at calls of a few microseconds take
+longer than the calls: while a plan seems slower they may cost what it costs to keep it. Which of both is slower is asked there of
 calls that nothing held up (decision 112): beside other programs a median of a few is of those that were.
 """
 
@@ -239,7 +240,10 @@ class Audit:
         self._suspect = slower or self.evidence >= SUSPECT
         early, soon = self.rounds < FIRST, self._suspect or self.rounds < 2 * FIRST
         dearer = min(0.0, reference - plan) if undisturbed >= 1 else reference - plan
-        self._unpaid_s = (2 * dearer + 4 * median(self._looks)) / (FIRST_BUDGET if early else BUDGET)
+        paid = FIRST_BUDGET if early else BUDGET
+        if slower:  # a plan that stays costs that much; knowing may cost as much
+            paid = max(paid, 1 - self._allowed / max(median(self._late_ratios()), self._allowed))
+        self._unpaid_s = (2 * dearer + 4 * median(self._looks)) / paid
         self._not_before = number + (FIRST_GAP if early else 2 if soon else GAP)
         self.at = max(self._not_before, number + int(self._unpaid_s / max(plan, 1e-9)))
 
