@@ -19,6 +19,12 @@ BEHIND_STRIDES = """graph group(%x: f32[1, 16, (((s0 + -1) // 2) + 1)]) {
   return %y, %z
 }
 """
+ONE_MORE_STRIDE = """graph group(%x: f32[1, 16, (((s0 + -1) // 2) + 1)]) {
+  %y: f32[1, 16, (((s0 + -1) // 4) + 1)] = aten.max_pool1d.default(%x, [3], [2], [1])
+  %z: f32[1, 16, (((s0 + -7) // 8) + 1)] = aten.max_pool1d.default(%y, [3], [2], [0])
+  return %y, %z
+}
+"""
 BOTH = """graph group(%a: f32[(((s0 + -1) // 2) + 1)], %b: f32[s0]) {
   %y: f32[(((s0 + -1) // 2) + 1)] = aten.relu.default(%a)
   %z: f32[s0] = aten.relu.default(%b)
@@ -42,7 +48,7 @@ def values(graph: Graph) -> list[int | object]:
     return [d for v in (*graph.inputs, *(o for n in graph.nodes for o in n.outs)) for d in dims_of(v.type)]
 
 
-@pytest.mark.parametrize("text", [BEHIND_STRIDES, BOTH, PRODUCT, HIDDEN])
+@pytest.mark.parametrize("text", [BEHIND_STRIDES, ONE_MORE_STRIDE, BOTH, PRODUCT, HIDDEN])
 def test_sizes_stay_what_they_were(text: str) -> None:
     graph = parse(text)
     own, meaning = with_own_sizes(graph)
@@ -58,6 +64,14 @@ def test_what_lies_behind_a_stride_is_a_size_of_its_own() -> None:
     own, meaning = with_own_sizes(parse(BEHIND_STRIDES))
     assert "%x: f32[1, 16, n0]" in show(own) and "%z: f32[(n0 * 16)]" in show(own)
     assert list(meaning) == ["n0"]
+
+
+def test_a_stride_behind_strides_follows_from_what_is_shown() -> None:
+    own, meaning = with_own_sizes(parse(ONE_MORE_STRIDE))
+    assert list(meaning) == ["n0"] and "%y: f32[1, 16, (((n0 + -1) // 2) + 1)]" in show(own)
+    assert {s for d in values(own) for s in symbols(d)} == {"n0"}  # type: ignore[arg-type]
+    other = ONE_MORE_STRIDE.replace("s0 + -7", "s0 + -25").replace("// 8", "// 32").replace("// 4", "// 16").replace("// 2", "// 8")
+    assert show(with_own_sizes(parse(other))[0]) == show(own)
 
 
 def test_a_size_that_follows_from_another_gets_no_name() -> None:

@@ -20,9 +20,11 @@ from hotfuse.base.passes import Pass, flattened, run, run_all, verifying
 from hotfuse.base.settings import Settings
 from hotfuse.cli import app
 from hotfuse.compile.freeze import WeightedGraph
+from hotfuse.compile.unit.grouping import GROUPING, GroupedGraph, GroupingJob
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
+from hotfuse.lower.cpu.tiling import Core
 
 GRAPH = """graph main(%x: f32[4, 8]) {
   param %w: f32[8, 8] = "w"
@@ -67,6 +69,22 @@ def test_a_pass_is_held_to_its_types_and_its_result_verified() -> None:
         run(step, "a text", None)  # type: ignore[arg-type]
     with pytest.raises(InternalError, match="pass breaks gives Graph"):
         run(replace(step, run=lambda *_: None), good, None)  # type: ignore[arg-type]
+
+
+def test_branches_are_grouped_by_themselves_whatever_their_sizes_are_made_of() -> None:
+    """A branch's input may show a size behind two strides alone; who runs the branch knows what it is made of."""
+    branch = parse("""graph then(%x: f32[1, 16, (((u0 + -1) // 4) + 1)]) {
+  %y: f32[1, 16, (((u0 + -1) // 4) + 1)] = aten.exp.default(%x)
+  %z: f32[1, 16, (((u0 + -1) // 4) + 1)] = aten.relu.default(%y)
+  return %z
+}
+""")
+    with pytest.raises(InternalError, match="breaks invariant 11"):
+        verify(branch)
+    job = GroupingJob({"u0": 9}, Core(8, 16), lambda _piece: "")
+    with verifying():
+        made: GroupedGraph = run_all(GROUPING, branch, job)
+    assert [len(g.nodes) for g in made.groups] == [2]
 
 
 def test_tests_verify_behind_every_pass() -> None:

@@ -16,7 +16,7 @@ from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.ir.graph import Graph, Value, makers, output_values
 from hotfuse.ir.retype import revalued
 from hotfuse.ir.types import Layout, TensorType
-from hotfuse.ir.verify import verify
+from hotfuse.ir.verify import verify_part
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.places import is_view, operand
 from hotfuse.ops.movement import APPEND, append_order
@@ -111,7 +111,7 @@ def _order(found: GroupedGraph, _job: object) -> GroupedGraph:
 
 
 def _well_formed(found: GroupedGraph) -> object:
-    return verify(found.graph)
+    return verify_part(found.graph)
 
 
 ORDER: Pass[GroupedGraph, GroupedGraph, Any] = Pass(
@@ -119,8 +119,8 @@ ORDER: Pass[GroupedGraph, GroupedGraph, Any] = Pass(
 )
 """Of any target."""
 GROUPING = (
-    Pass("rules", Graph, Graph, lambda graph, _: simplify(experts_in_order(graph))[0], verify, Where.WORKER),
-    Pass("appends", Graph, Graph, lambda graph, _: appended(graph), verify, Where.WORKER),
+    Pass("rules", Graph, Graph, lambda graph, _: simplify(experts_in_order(graph))[0], verify_part, Where.WORKER),
+    Pass("appends", Graph, Graph, lambda graph, _: appended(graph), verify_part, Where.WORKER),
     Pass("layouts", Graph, GroupedGraph, _layouts, _well_formed, Where.WORKER),
     Pass("groups", GroupedGraph, GroupedGraph, _groups, _well_formed, Where.WORKER),
     ORDER,

@@ -3,6 +3,8 @@
     f32[1, 16, ((s0 + -1) // 2) + 1]  ->  f32[1, 32, ((s0 + -1) // 2) + 1]       no input shows s0
     f32[1, 16, n0]                    ->  f32[1, 32, n0]                         n0 stands for ((s0 + -1) // 2) + 1
 
+    f32[1, 16, n0]                    ->  f32[1, 32, ((n0 + -1) // 2) + 1]       as is behind one more stride, ((s0 + -1) // 4) + 1
+
 A kernel can only be told sizes that lie in the shapes it is called with. Behind a strided convolution those are quotients of the
 model's sizes, and groups that differ in nothing else become the same kernel this way.
 """
@@ -15,7 +17,7 @@ from hotfuse.ir.dims import Dim, Sym, dims_in, expr, sym, symbols
 from hotfuse.ir.graph import Graph, Value, sources
 from hotfuse.ir.retype import retyped
 from hotfuse.ir.types import TensorType, dims_of, with_dims
-from hotfuse.lower.common.algebra import add, mul, sub, terms_of
+from hotfuse.lower.common.algebra import add, divide, mul, sub, terms_of
 
 Unknowns = tuple[Sym, ...]
 
@@ -84,6 +86,24 @@ def _translated(d: Dim, found: dict[Unknowns, Dim]) -> Dim:
                 for u in product:
                     left.remove(u)
                 parts.append(found[product])
-        parts += [u if u.op == "sym" else expr(u.op, *(_translated(a, found) for a in dims_in(u))) for u in left]
+        parts += [u if u.op == "sym" else _of_operands(u, found) for u in left]
         total.append(mul(*parts))
     return add(*total)
+
+
+def _of_operands(u: Sym, found: dict[Unknowns, Dim]) -> Dim:
+    """An operation on sizes in the group's symbols; a quotient may also follow from a finer one: x // 4 is (x // 2) // 2."""
+    plain = expr(u.op, *(_translated(a, found) for a in dims_in(u)))
+    known = frozenset[str]().union(*(symbols(d) for d in found.values()))
+    if u.op != "//" or symbols(plain) <= known:
+        return plain
+    over, by = dims_in(u)
+    for product, size in found.items():
+        if len(product) != 1 or product[0].op != "//":
+            continue
+        finer_over, finer_by = dims_in(product[0])
+        if isinstance(by, int) and isinstance(finer_by, int) and 0 < finer_by < by and by % finer_by == 0:
+            more = divide(sub(over, finer_over), finer_by)  # (x + 2 * more) // 4 is (x // 2 + more) // 2
+            if isinstance(more, int):
+                return expr("//", add(size, more), by // finer_by)
+    return plain
