@@ -71,9 +71,9 @@ def test_one_copy_at_the_beginning_one_for_each_weight_with_windows_and_one_for_
 
 
 def test_kernels_write_neighbours_in_memory_together() -> None:
-    header, _ = plan(DevicePlanRequest(show(channels_last(network(torch.half)[0].graph)), False))
-    graph, at, seen = parse(str(header["graph"])), 0, 0
-    for count, kind in header["groups"]:
+    answer, _ = plan(DevicePlanRequest(show(channels_last(network(torch.half)[0].graph)), False))
+    graph, at, seen = parse(answer.graph), 0, 0
+    for count, kind in answer.groups:
         piece = normalized(extract(graph, range(at, at + count), "group"))
         at += count
         if kind == "library" or not any(packet(n.op) == "aten.batch_norm" for n in piece.nodes):

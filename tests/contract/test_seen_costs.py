@@ -191,7 +191,7 @@ def test_a_piece_is_known_again_in_the_graph_for_fixed_sizes() -> None:
 def test_units_are_worth_what_was_measured_of_them() -> None:
     graph, seen = verify(parse(CHAIN)), SeenCosts(TrafficSeen(pieces=(served(CHAIN, (0, 1, 2), us=60.0),)))
     plain, told = (described(graph, (0, 1, 2), GroupKind.ROWS, SIZES, {}, s) for s in (None, seen))
-    assert told["kernel_s"] == pytest.approx(60e-6) and told["measured_us"] == 60.0 and "measured_us" not in plain
+    assert told.kernel_s == pytest.approx(60e-6) and told.measured_us == 60.0 and plain.measured_us is None
 
 
 # --- masks --------------------------------------------------------------------------------------------------------------
@@ -211,7 +211,8 @@ def test_attention_costs_the_part_of_its_keys_that_masks_leave_open() -> None:
     at = next(g for g in groups if g.kind == GroupKind.ATTENTION)
     seen = SeenCosts(TrafficSeen(masks=(MaskShare("m", 0.25, 0.01, 40),)))
     dense, told = (described(graph, at.nodes, at.kind, {}, {}, s) for s in (None, seen))
-    assert told["roofline_s"] == pytest.approx(0.25 * dense["roofline_s"]) and told["library_s"] == dense["library_s"]
+    assert dense.roofline_s is not None and dense.library_s is not None
+    assert told.roofline_s == pytest.approx(0.25 * dense.roofline_s) and told.library_s == dense.library_s
 
 
 # --- as a value ---------------------------------------------------------------------------------------------------------

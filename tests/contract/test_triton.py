@@ -331,7 +331,8 @@ def test_packed_attention_reads_where_sequences_lie(
         close([meant[:live], out[:live]], [want[:live], want[:live]])
         assert bool((out[live:] == 77).all()), "rows of no sequence are not written"
     for target in TARGETS:
-        assert build(emit(low.kernel, 2, dependent=target.dependent), target, 4, target.dependent).code[:4] == b"\x7fELF"
+        source = emit(low.kernel, 2, dependent=target.dependent)
+        assert build(source, target, 4, dependent=target.dependent).code[:4] == b"\x7fELF"
 
 
 def test_places_far_from_the_beginning_are_computed_in_64_bits() -> None:

@@ -133,10 +133,11 @@ def test_a_graph_is_planned_again_as_often_as_that_may_tell_anything() -> None:
     assert weights_moved(entry) == 0.0
 
 
-def test_planning_that_comes_to_the_groups_that_serve_compiles_nothing() -> None:
+def test_planning_that_comes_to_the_groups_that_serve_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from hotfuse.base.errors import CaptureError
     from hotfuse.compile.fetch import begin, finished
 
+    kernels_win(monkeypatch)
     settings = Settings(capture="inline")
     text = "graph main(%x: f32[8, 64]) {\n  %y: f32[8, 64] = aten.tanh(%x)\n  return %y\n}"
     first = begin(text, {}, settings)
