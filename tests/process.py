@@ -12,11 +12,11 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
 import hotfuse
+from hotfuse.base.living import Living
 
 PACKAGE = Path(hotfuse.__file__).parent
 JOBS_S = 60.0
@@ -84,7 +84,7 @@ def forget() -> None:
             module.shifts.seen = {}
     if (dynamo := loaded("torch_backend")) is not None and len(dynamo._graphs):
         torch._dynamo.reset()
-        dynamo._graphs = WeakSet()  # those of the test are gone when a collection finds them, which may be after the next one
+        dynamo._graphs = Living()  # those of the test are gone when a collection finds them, which may be after the next one
     call_sampler = loaded("runtime.observe.call_sampler")
     shared = None if call_sampler is None else call_sampler._shared
     if call_sampler is not None and shared is not None and (shared.failed or shared.analyzer.given_up):

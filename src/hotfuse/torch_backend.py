@@ -15,7 +15,6 @@ import itertools
 import operator
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from torch import fx
 
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.living import Living
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.base.structure import Spec
 from hotfuse.compile.capture_passes import captured
@@ -58,7 +58,7 @@ MODES = {
 """`torch.compile`'s modes, and why each changes nothing here."""
 
 _numbers = itertools.count()
-_graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+_graphs: Living[CompiledGraph] = Living()
 
 
 class Resting(Protocol):
@@ -382,4 +382,4 @@ def _summed(each: Sequence[Mapping[str, int]]) -> dict[str, int]:
 def wait_compiled(timeout: float | None = None) -> bool:
     """Until no background work of such graphs is pending; True if drained in time."""
     with service().pool.waited_for():
-        return all([g.wait(timeout) for g in list(_graphs)])
+        return all([g.wait(timeout) for g in _graphs])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from hotfuse import torch_backend
+from hotfuse.base.living import Living
 from hotfuse.ir.text import show
 from hotfuse.torch_backend import explain_compiled, hotfuse_backend, wait_compiled
 
@@ -61,7 +61,7 @@ def test_graphs_are_named_by_what_they_compute(dynamic: bool, monkeypatch: pytes
     models = [nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)).eval()]
     met: list[Any] = []
     seen: list[set[str]] = []
-    monkeypatch.setattr(torch_backend, "_graphs", weakref.WeakSet())
+    monkeypatch.setattr(torch_backend, "_graphs", Living())
 
     def keeping(gm: Any, inputs: Any) -> Any:
         met.append(hotfuse_backend(gm, inputs, options=INLINE))

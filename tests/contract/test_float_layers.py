@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.native_floats import native_recurrent, native_windows
+from hotfuse.frontends.onnx.native_floats import call_scratch, native_gru, native_lstm, native_recurrent, native_windows
 from hotfuse.frontends.onnx.native_floats.native_gru import NativeGru
 from hotfuse.frontends.onnx.native_floats.native_lstm import LstmWeights, NativeLstm, float_weights
 from hotfuse.frontends.onnx.native_floats.native_windows import SmallConv, WindowPanels, window_product
@@ -278,6 +279,42 @@ def test_weights_that_were_let_go_are_packed_again(native: FloatLayers) -> None:
     (direction,) = layer._ready  # pyright: ignore[reportPrivateUsage]
     assert held > 0 and direction.weights.let_go() == held and layer.bytes == 0
     assert all(torch.equal(a, b) for a, b in zip(layer(x, w, r), first, strict=True)) and layer.bytes == held
+
+
+def test_memory_of_a_call_is_held_while_native_code_is_in_it(native: FloatLayers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a thread does not keep is the caller's alone: freed before the call, another thread's results would lie there."""
+    given: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+
+    def room(size: int) -> Tensor:
+        assert size > call_scratch.KEPT_BYTES
+        made = call_scratch.room(size)
+        given.append(weakref.ref(made))
+        return made
+
+    def looked(run: Any) -> Any:
+        def call(*args: Any) -> None:
+            alive.append(given[-1]() is not None)
+            if alive[-1]:
+                run(*args)
+
+        return call
+
+    for module in (native_gru, native_lstm, native_windows):
+        monkeypatch.setattr(module, "room", room)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    watched = replace(native, window_product=looked(native.window_product), lstm=looked(native.lstm), gru=looked(native.gru))
+    monkeypatch.setattr(background_layers, "layers", watched)
+    x, hidden = torch.randn(1, 300, 3), 128
+    w, r = torch.randn(2, 4 * hidden, 3), torch.randn(2, 4 * hidden, hidden)
+    NativeLstm(float_weights(w, r), None, (False, True), never, 3, hidden)(x, w, r)
+    w, r = w[:, : 3 * hidden], r[:, : 3 * hidden]
+    NativeGru(w, r, None, (False, True), never, before_reset=True)(x, w, r)
+    conv = FoldedConv(torch.randn(4, 512, 5, 5), None, Window((1, 1), (0, 0), (1, 1), 1), affine(), "none", affine(), never)
+    image = torch.randn(1, 512, 5, 5)
+    run = window_product(conv, image, WindowPanels(conv).packed(native.target), watched, never)
+    assert run is not None and run(image).shape == (1, 4, 1, 1)
+    assert alive == [True] * 5
 
 
 def test_what_a_layer_is_not_made_for_goes_to_the_library(native: FloatLayers, monkeypatch: pytest.MonkeyPatch) -> None:

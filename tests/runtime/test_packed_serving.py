@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 import hotfuse
 from hotfuse import Settings, torch_backend
 from hotfuse.base.errors import InputError
+from hotfuse.base.living import Living
 from hotfuse.compile.unit import units
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.varlen import packed_for_varlen
@@ -34,7 +34,7 @@ def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     slow_library(monkeypatch)
     kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
-    monkeypatch.setattr(torch_backend, "_graphs", weakref.WeakSet())
+    monkeypatch.setattr(torch_backend, "_graphs", Living())
     torch._dynamo.reset()
     with torch.no_grad():
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +201,20 @@ def test_misses_that_find_the_plan_there_was_out_of_the_caches_count(parts: Part
         assert torch.equal(run(x, y)[0], x * 2 + y)
         spent += parts.now - before
     assert run.hits and spent < 1.05 * 2.0 * 4000, (spent, run.counters())
+
+
+def test_a_call_that_is_timed_while_another_thread_gives_up_is_answered(parts: Parts) -> None:
+    class Cleared(deque[float]):
+        """Another thread begins a rest as soon as there is a time."""
+
+        def append(self, x: float, /) -> None:
+            super().append(x)
+            self.clear()
+
+    run, x, y = parts.run, torch.ones(6), torch.ones(6)
+    run(x, y)
+    run._times, run._cold = Cleared(), Cleared()  # pyright: ignore[reportPrivateUsage]
+    assert torch.equal(run(x, y)[0], x * 2 + y)
 
 
 def test_new_contents_that_come_again_are_kept_when_they_first_come(parts: Parts) -> None:

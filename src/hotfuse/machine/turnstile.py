@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections import deque
 
+from hotfuse.base.living import Living
 from hotfuse.machine.cores import usable_cores
 
 HANDOVER_S = 8e-6
@@ -92,11 +92,11 @@ class Turnstile:
         self._inside, self._lock, self._waiting = 0, threading.Lock(), deque()
 
 
-_ALL: weakref.WeakSet[Turnstile] = weakref.WeakSet()
+_ALL: Living[Turnstile] = Living()
 
 
 def _after_fork() -> None:
-    for each in list(_ALL):
+    for each in _ALL:
         each.after_fork()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from hotfuse.base.errors import CallFault, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.known_structure import KnownStructures
+from hotfuse.base.living import Living
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, take_call
 from hotfuse.cache.place import folder_of
@@ -555,16 +555,16 @@ class Engine:
             self._improver.after_fork()
 
 
-_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+_ENGINES: Living[Engine] = Living()
 
 
 def _after_fork() -> None:
-    for engine in list(_ENGINES):
+    for engine in _ENGINES:
         engine.after_fork()
 
 
 def _when_idle() -> int:
-    for engine in list(_ENGINES):
+    for engine in _ENGINES:
         engine.let_go_of_changed()
     return 0
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -25,6 +24,7 @@ from torch.compiler import is_compiling
 
 from hotfuse.base.events import Action, Why
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.living import Living
 from hotfuse.base.structure import take_call
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.frontends.lifted_state import (
@@ -258,11 +258,11 @@ def kept_in(keepers: list[Keeper]) -> KeptValues:
     return kept
 
 
-_ALL: weakref.WeakSet[StateServing] = weakref.WeakSet()
+_ALL: Living[StateServing] = Living()
 
 
 def _after_fork() -> None:
-    for serving in list(_ALL):
+    for serving in _ALL:
         serving.after_fork()
 
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.living import Living
 from hotfuse.machine.heap import heap
 
 Signature = tuple[int, ...]
@@ -237,12 +237,12 @@ class CallSamples:
         return found[:most]
 
 
-_all: weakref.WeakSet[CallSamples] = weakref.WeakSet()
+_all: Living[CallSamples] = Living()
 
 
 def give_back_samples() -> int:
     """Let go of calls that are kept beyond what a proof takes; about how many bytes."""
-    return sum(samples.give_back() for samples in list(_all))
+    return sum(samples.give_back() for samples in _all)
 
 
 heap.spares(give_back_samples)

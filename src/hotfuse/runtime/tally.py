@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 
+from hotfuse.base.living import Living
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.served_calls import served_calls
 from hotfuse.runtime.epochs import epochs
@@ -98,16 +99,16 @@ class Tally(threading.local):
         self.here = (self.mine, epochs.slot())
 
 
-_ALL: weakref.WeakSet[Everyone] = weakref.WeakSet()
+_ALL: Living[Everyone] = Living()
 
 
 def calls_everywhere() -> int:
     """Calls of all models of the process so far."""
-    return sum(everyone.total()["calls"] for everyone in list(_ALL))
+    return sum(everyone.total()["calls"] for everyone in _ALL)
 
 
 def _after_fork() -> None:
-    for everyone in list(_ALL):
+    for everyone in _ALL:
         everyone.after_fork()
 
 

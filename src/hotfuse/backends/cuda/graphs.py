@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from hotfuse.backends.protocol import RecordingDevice, Replay, too_large
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import error_text
+from hotfuse.base.living import Living
 
 Run = Callable[..., tuple[Any, ...]]
 Kind = tuple[Any, ...]
@@ -168,9 +168,9 @@ class GraphRun:
         return {**self.counts, "device_bytes": self._device.held()}
 
 
-_ALL: weakref.WeakSet[GraphRun] = weakref.WeakSet()
+_ALL: Living[GraphRun] = Living()
 
 
 def let_go_of_recordings() -> bool:
     """Of all plans of this process; whether there were any."""
-    return any([run.let_go() for run in list(_ALL)])
+    return any([run.let_go() for run in _ALL])

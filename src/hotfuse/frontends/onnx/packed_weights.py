@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
+from hotfuse.base.living import Living
 from hotfuse.machine.heap import heap
 
 MAX_BYTES = 256 << 20
@@ -80,7 +80,7 @@ class _Store:
     """All of a process."""
 
     def __init__(self) -> None:
-        self.holders: WeakSet[PackedWeight] = WeakSet()
+        self.holders: Living[PackedWeight] = Living()
         self._lock = threading.Lock()
         self._not_before = 0.0
 
@@ -101,10 +101,10 @@ class _Store:
             self._lock.release()
 
     def has_room(self, nbytes: int) -> bool:
-        return sum(h.bytes for h in list(self.holders)) + nbytes <= MAX_BYTES
+        return sum(h.bytes for h in self.holders) + nbytes <= MAX_BYTES
 
     def release(self, unused_s: float) -> int:
-        return sum(h.let_go() for h in list(self.holders) if h.idle_s >= unused_s)
+        return sum(h.let_go() for h in self.holders if h.idle_s >= unused_s)
 
     def after_fork(self) -> None:
         self._lock = threading.Lock()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.living import Living
 from hotfuse.base.settings import Settings
 from hotfuse.profile.agent import BUDGET, Agent, Sampler
 from hotfuse.profile.analyzer import Analyzer
@@ -364,7 +365,7 @@ def _gone(analyzer: Analyzer, told: Callable[[NoticedDrift], None], graphs: set[
     analyzer.leave(graphs)
 
 
-_SAMPLERS: weakref.WeakSet[CallSampler] = weakref.WeakSet()
+_SAMPLERS: Living[CallSampler] = Living()
 _shared: Shared | None = None
 _making = threading.Lock()
 
@@ -385,7 +386,7 @@ def _after_fork() -> None:
     old, _shared = _shared, None
     if old is not None:
         old.analyzer.after_fork()
-    for call_sampler in list(_SAMPLERS):
+    for call_sampler in _SAMPLERS:
         call_sampler.after_fork()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
@@ -24,6 +23,7 @@ import torch
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import steady
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.base.living import Living
 from hotfuse.compile.answer_bodies import IdleAnswer, received
 from hotfuse.compile.request_bodies import IdleRequest, Request
 from hotfuse.compile.request_context import RequestContext, RequestSettings
@@ -123,7 +123,7 @@ class Idle:
         self.place, self.told = place, IdleReport()
         self._memory, self._start, self._used, self._clock = memory, start, used, clock
         self._load, self._give_back = load, give_back
-        self._logs: weakref.WeakSet[EventLog] = weakref.WeakSet()
+        self._logs: Living[EventLog] = Living()
         self._lock = threading.Lock()
         self._watch: threading.Thread | None = None
         self._asker: threading.Thread | None = None
@@ -156,7 +156,7 @@ class Idle:
         self._change(state=IdleState.ENDED)
 
     def _decide(self, why: Why, **evidence: Any) -> None:
-        for log in list(self._logs):
+        for log in self._logs:
             log.decide(Action.NOTICE, why, "performance model", **evidence)
 
     def _change(self, **changes: Any) -> None:

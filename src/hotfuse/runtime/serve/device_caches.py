@@ -27,6 +27,7 @@ from hotfuse.backends.protocol import LEAST_LEFT, RecordingDevice, Replay, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.faults import error_text
+from hotfuse.base.living import Living
 from hotfuse.compile.device.static_caches import StaticCacheGraph, with_static_caches
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.serve.kept_memory import KeptMemory
@@ -330,9 +331,9 @@ def static_cache_sample(static: StaticCacheGraph, call: Sequence[torch.Tensor]) 
     return here.inputs(call)
 
 
-_ALL: weakref.WeakSet[StaticCacheRun] = weakref.WeakSet()
+_ALL: Living[StaticCacheRun] = Living()
 
 
 def let_go_of_static_caches() -> bool:
     """Of all plans of this process; whether there were any."""
-    return any([run.let_go() for run in list(_ALL)])
+    return any([run.let_go() for run in _ALL])

@@ -168,7 +168,8 @@ class RepeatedInputs:
         outs = self._whole(*inputs)
         seconds = time.perf_counter() - begin
         times.append(seconds)
-        self._usual_s = min(sorted(t)[len(t) // 2] for t in (self._times, self._cold) if t)
+        seen = [sorted(t) for t in (self._times, self._cold)]  # another thread's call may clear both at any time
+        self._usual_s = min((t[len(t) // 2] for t in seen if t), default=self._usual_s)
         return outs, seconds
 
     def _weigh(self, seconds: float) -> None:

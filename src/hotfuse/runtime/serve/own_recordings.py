@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -30,6 +29,7 @@ from hotfuse.backends.protocol import RecordingDevice, too_large
 from hotfuse.base.errors import CaptureError, HotfuseError, WrittenInput
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.faults import error_text
+from hotfuse.base.living import Living
 from hotfuse.base.settings import Settings
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import in_background as runs_jobs
@@ -537,13 +537,13 @@ def _is_on(kind: str, a: Any) -> bool:
     return isinstance(a, torch.Tensor) and a.device.type == kind
 
 
-_ALL: weakref.WeakSet[OwnRecordings] = weakref.WeakSet()
+_ALL: Living[OwnRecordings] = Living()
 
 
 def _let_go(kind: str) -> bool:
     """A device has no memory left: nothing that only makes calls faster may be why; whether anything was let go of."""
     backend = registry.device(kind)
-    found = [*[each.let_go() for each in list(_ALL)], let_go_of_static_caches()]
+    found = [*[each.let_go() for each in _ALL], let_go_of_static_caches()]
     if backend is not None:
         found.append(backend.let_go())
     if any(found) and kind == "cuda":
@@ -552,11 +552,11 @@ def _let_go(kind: str) -> bool:
 
 
 def _give_back() -> int:
-    return sum(each.give_back() for each in list(_ALL))
+    return sum(each.give_back() for each in _ALL)
 
 
 def _after_fork() -> None:
-    for each in list(_ALL):
+    for each in _ALL:
         each.after_fork()
 
 

@@ -11,10 +11,10 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from typing import Protocol
 
 from hotfuse.base.faults import steady
+from hotfuse.base.living import Living
 from hotfuse.compile.workers.background_priority import patient
 from hotfuse.machine.copied import Copied, unavailable
 from hotfuse.runtime.weights.originals import Late, Originals
@@ -41,7 +41,7 @@ class Scrubber:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._models: weakref.WeakSet[Scrubbed] = weakref.WeakSet()
+        self._models: Living[Scrubbed] = Living()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._ending = False
@@ -69,7 +69,7 @@ class Scrubber:
 
     def _look(self, room: Copied) -> None:
         """In a function of its own: a thread that waits must not hold the model it looked at last."""
-        for model in list(self._models):
+        for model in self._models:
             if not self._ending and model.originals.due() and (late := model.originals.scrub(room, self._rest)) is not None:
                 model.written_unseen(late)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -42,6 +41,7 @@ from hotfuse.backends.llvm.runs.run_entry import (
 from hotfuse.backends.llvm.runs.symbols import BODY, CONTROL_HEAD, LAYOUT, TEAM_TIMES, outcomes_at
 from hotfuse.backends.llvm.threads import alone
 from hotfuse.backends.protocol import TeamTimes, WatchedCall
+from hotfuse.base.living import Living
 from hotfuse.lower.run.description import CLOCK, COUNTS, Constant, RunCode
 from hotfuse.machine.heap import heap
 from hotfuse.native import tensors
@@ -53,7 +53,7 @@ from hotfuse.tile.instrument import BLANK, WIDTH
 _FREE = ctypes.CDLL(None).free
 _FREE.argtypes, _FREE.restype = [ctypes.c_void_p], None
 _ARENAS = range(AT_ARENAS, AT_ARENAS + KEPT)
-_runs: weakref.WeakSet[NativeRun] = weakref.WeakSet()
+_runs: Living[NativeRun] = Living()
 """Those there are in this process."""
 
 
@@ -64,7 +64,7 @@ def _let_go() -> Callable[[int], None]:
 
 def give_back_arenas() -> int:
     """Free the arenas that runs keep for their next calls; about how many bytes. Calls may go on meanwhile."""
-    return sum(run.give_back() for run in list(_runs))
+    return sum(run.give_back() for run in _runs)
 
 
 heap.spares(give_back_arenas)

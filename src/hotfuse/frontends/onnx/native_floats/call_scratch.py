@@ -20,7 +20,7 @@ _scratch = _Scratch()
 
 
 def room(size: int) -> Tensor:
-    """At least so many bytes, until this thread asks again."""
+    """At least so many bytes, until this thread asks again, and while the caller holds the tensor: nobody else may."""
     kept = _scratch.kept
     if size <= len(kept):
         return kept

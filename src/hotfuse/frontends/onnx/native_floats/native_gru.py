@@ -67,13 +67,13 @@ class NativeGru(NativeRecurrent):
 
         def run(x: Tensor, h: Tensor | None, _: Tensor | None) -> tuple[Tensor, Tensor] | None:
             x, h = x.contiguous(), torch.zeros(state) if h is None else h.contiguous()
-            y, last = torch.empty(sizes), torch.empty(state)
+            y, last, scratch = torch.empty(sizes), torch.empty(state), room(size)
             for d, direction in enumerate(directions):
                 if (weights := direction.weights.get()) is None:
                     return None
                 less = d * behind
                 gru(
-                    x.data_ptr(), y.data_ptr() + less, h.data_ptr() + less, last.data_ptr() + less, room(size).data_ptr(),
+                    x.data_ptr(), y.data_ptr() + less, h.data_ptr() + less, last.data_ptr() + less, scratch.data_ptr(),
                     direction.table.address, weights.data_ptr(), steps, batch, many,
                 )  # fmt: skip
             return y, last

@@ -99,13 +99,13 @@ class NativeLstm(NativeRecurrent):
             x, h, c = x.contiguous(), zeros if h is None else h.contiguous(), zeros if c is None else c.contiguous()
             y, last_h, last_c = torch.empty(sizes), torch.empty(state), torch.empty(state)
             at, from_h, from_c = y.data_ptr(), h.data_ptr(), c.data_ptr()
-            to_h, to_c, scratch = last_h.data_ptr(), last_c.data_ptr(), room(size).data_ptr()
+            to_h, to_c, scratch = last_h.data_ptr(), last_c.data_ptr(), room(size)
             for d, direction in enumerate(directions):
                 if (weights := direction.weights.get()) is None:
                     return None
                 less = d * behind
                 lstm(
-                    x.data_ptr(), at + less, from_h + less, from_c + less, to_h + less, to_c + less, scratch,
+                    x.data_ptr(), at + less, from_h + less, from_c + less, to_h + less, to_c + less, scratch.data_ptr(),
                     direction.table.address, weights.data_ptr(), steps, batch, many,
                 )  # fmt: skip
             return y, last_h, last_c

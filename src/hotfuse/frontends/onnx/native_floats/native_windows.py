@@ -118,8 +118,8 @@ def window_product(conv: FoldedConv, x: Tensor, packed: PackedWeight, native: Fl
             return otherwise(y)
         if (held := packed.get()) is None:
             return otherwise(y)
-        made = torch.empty_strided(made_sizes, made_strides)
-        run(y.data_ptr(), made.data_ptr(), room(size).data_ptr(), table.address, held.data_ptr())
+        made, scratch = torch.empty_strided(made_sizes, made_strides), room(size)
+        run(y.data_ptr(), made.data_ptr(), scratch.data_ptr(), table.address, held.data_ptr())
         for step in behind:
             made = step(made)
         return made
