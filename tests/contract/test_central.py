@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,30 @@ def test_a_batch_that_failed_half_way_is_sent_again_and_arrives_once(
                 exchange.push()
         assert there.info()["rows"]["measurements"] == 0 and exchange.push() == 5
         assert there.info()["rows"]["measurements"] == 5
+
+
+def test_rows_behind_a_prune_arrive_too(fresh: str, here: Store) -> None:
+    """Where every row left, SQLite would begin to count anew, and the next rows would have numbers that were sent."""
+    machine = here.machine(fingerprint())
+    here.record_measurements(_measured(5), machine)
+    with Store.open(fresh) as there:
+        exchange = Exchange(here, there)
+        assert exchange.push() == 5
+        here.prune(0, since=time.time() + 60)
+        here.record_measurements(_measured(3), machine)
+        assert exchange.waiting() == 3 and exchange.push() == 3
+        assert there.info()["rows"]["measurements"] == 8
+
+
+def test_memories_of_one_moment_all_arrive(fresh: str, here: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a batch that have the same time, as where a clock is coarse."""
+    machine, now = here.machine(fingerprint()), time.time()
+    with monkeypatch.context() as still:
+        still.setattr("time.time", lambda: now)
+        here.remember("arms", {f"a{i}": [1.0] for i in range(BATCH + 7)}, machine)
+    with Store.open(fresh) as there:
+        assert sum(Exchange(here, there).push() for _ in range(3)) == BATCH + 7
+        assert len(there.remembered("arms", there.machine(fingerprint()))) == BATCH + 7
 
 
 def _raises(*_args: object) -> None:
