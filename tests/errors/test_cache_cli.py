@@ -68,12 +68,16 @@ def test_keys_are_named_and_never_shown(place: Path) -> None:
     made = place / "fleet.key"
     assert _run("keys", "--make", str(made))[0] == 0 and stat.S_IMODE(made.stat().st_mode) == 0o600
     assert _run("keys", "--make", str(made))[0] == 2
+    assert _run("keys", "--make", str(place / "a"), "--make-pair", str(place / "b"))[0] == 2 and not (place / "a").exists()
 
 
 def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTFUSE_CACHE", str(tmp_path / "none"))
     code, said = _run("cache", "ls")
     assert code == 2 and "there is no cache" in said
+    (tmp_path / "file").touch()
+    code, said = _run("cache", "ls", "--folder", str(tmp_path / "file"))
+    assert code == 2 and "it is no folder" in said
     monkeypatch.setenv("HOTFUSE_CACHE", "off")
     assert _run("cache", "verify")[0] == 2
 
