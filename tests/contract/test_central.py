@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from hotfuse.base.events import EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.machine.fingerprint import Fingerprint, fingerprint
 from hotfuse.profile import store_schema as s
+from hotfuse.profile import sync as sync_module
 from hotfuse.profile.exchange import BATCH, Exchange
 from hotfuse.profile.place import central, location
 from hotfuse.profile.postgres import HEAD, PostgresDatabase, Unreachable
@@ -24,7 +27,7 @@ from hotfuse.profile.rows import Measurement, StoredDecision, SubgraphProfile
 from hotfuse.profile.store import Store
 from hotfuse.profile.sync import CentralSync
 from hotfuse.runtime.observe.record import _sync
-from tests.postgres import new_database
+from tests.postgres import new_database, server_pid
 
 OTHER = Fingerprint((("arch", "x86_64"), ("features", "avx")), (("cores", "64"),))
 
@@ -211,6 +214,36 @@ def test_exchanges_leave_calls_alone(tmp_path: Path, here: Store, fresh: str, mo
             sync.stop()
     assert len(during) >= 2 and min(during) > usual
     assert gc.get_threshold()[2] == usual
+
+
+def test_a_server_that_says_nothing_is_told_meanwhile(
+    here: Store, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A frozen server takes statements and does not answer: the exchange waits, and that it does is the state."""
+    monkeypatch.setattr(sync_module, "ANSWERS_S", 0.5)
+    sync = CentralSync(fresh, here, EventLog(100), 600, 1000)
+    try:
+        assert sync.once() and sync.stats()["state"] == "in use"
+        os.kill(server_pid(), signal.SIGSTOP)
+        _each_child(signal.SIGSTOP)
+        try:
+            waits = threading.Thread(target=sync.once)
+            waits.start()
+            waits.join(1.0)
+            assert waits.is_alive() and sync.stats()["state"].startswith("away: no answer for")
+        finally:
+            _each_child(signal.SIGCONT)
+            os.kill(server_pid(), signal.SIGCONT)
+        waits.join(60)
+        assert not waits.is_alive() and sync.stats()["state"] == "in use"
+    finally:
+        sync.stop()
+
+
+def _each_child(number: signal.Signals) -> None:
+    """To the server's processes that answer connections."""
+    for pid in map(int, Path(f"/proc/{server_pid()}/task/{server_pid()}/children").read_text().split()):
+        os.kill(pid, number)
 
 
 FULL = (

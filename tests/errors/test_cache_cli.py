@@ -110,3 +110,16 @@ def test_the_first_lines_say_that_nothing_is_kept_or_was_refused(tmp_path: Path,
     said = {"a file for a folder": "no key could be made", "a foreign bundle": "kept code was refused: it was signed with a key",
             "nothing": "nothing"}  # fmt: skip
     assert said[trouble] in line and (trouble == "nothing") is (line == "noticed: nothing"), line
+
+
+def test_the_first_lines_say_that_the_fleets_database_is_away(tmp_path: Path) -> None:
+    """Of every model that shares it, and only as long as it lasts."""
+    settings = Settings(cache_dir=tmp_path, profiles=f"postgresql://nobody@/none?host={tmp_path}", profiles_s=600)
+    with hotfuse.jit(torch.nn.Linear(3, 3).eval(), settings=settings) as fast:
+        shared = fast._engine.recorder._here()
+        assert shared.sync is not None and not shared.sync.once()
+        (line,) = [text for text in str(fast.explain()).splitlines() if text.startswith("noticed: ")]
+        assert "the fleet's database cannot be used; rows wait in a file of this machine (connection" in line, line
+        shared.sync.report.state = "in use"
+        assert "noticed: nothing" in str(fast.explain())
+        shared.sync.stop()
