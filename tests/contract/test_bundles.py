@@ -193,6 +193,8 @@ def test_a_bundle_that_cannot_be_written_is_told_before_anything_is_built(tmp_pa
         assert code == 2 and said in text and "m.onnx" not in text
     code, text = _run("build", "m.onnx", "--traffic", str(tmp_path / "none.json"), "-o", str(tmp_path / "b"))
     assert code == 2 and "cannot be read" in text and '"dims"' in text
+    code, text = _run("build", "m.onnx", "--key", str(tmp_path / "none.key"), "-o", str(tmp_path / "b"))
+    assert code == 2 and "cannot be signed" in text and "none.key" in text.replace("\n", "") and "m.onnx" not in text
 
 
 def test_what_a_model_raises_is_told_with_the_kind_of_call() -> None:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,23 @@ def test_a_refused_entry_is_counted_told_and_gone(tmp_path: Path) -> None:
     assert Folder(held.root, _keys(3), 1 << 20).get(HERE) is None and held.get(HERE) is not None  # it is no stranger's to delete
 
 
+def test_a_pipe_for_an_entry_is_not_waited_for(tmp_path: Path) -> None:
+    held = _folder(tmp_path)
+    held.put(HERE, BODY, [b"code"])
+    path = held._path(HERE.name)
+    path.unlink()
+    os.mkfifo(path)
+    (found,) = [e for e in held.entries() if e.name == HERE.name]
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            assert pool.submit(held.verify, found).result(10) == EntryRefusal.DAMAGED
+            assert pool.submit(held.get, HERE).result(10) is None
+        finally:
+            for end in [os.open(path, os.O_RDWR)] if path.exists() else ():  # whoever waits there goes on
+                os.close(end)
+    assert held.stats()["refused"] == 1 and held.put(HERE, BODY) and held.get(HERE) is not None
+
+
 def test_the_least_recently_used_leaves_first(tmp_path: Path) -> None:
     held = _folder(tmp_path, limit=60_000)
     places = [Address("unit", str(i)) for i in range(10)]
@@ -311,6 +329,7 @@ def test_what_a_wrong_clock_wrote_is_not_believed_for_ever(tmp_path: Path) -> No
 
 _HOLD = """
 import sys, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from hotfuse.cache.flight import flight
 with flight(Path(sys.argv[1]), 10) as alone:
@@ -336,6 +355,7 @@ def test_a_dead_owner_is_noticed_and_a_slow_one_is_not_waited_for_for_ever(tmp_p
 
 _MANY = """
 import sys, time, os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from hotfuse.cache.address import Address
 from hotfuse.cache.folder import Folder

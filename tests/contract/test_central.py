@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from hotfuse.base.events import EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.machine.fingerprint import Fingerprint, fingerprint
 from hotfuse.profile import store_schema as s
+from hotfuse.profile import sync as sync_module
 from hotfuse.profile.exchange import BATCH, Exchange
 from hotfuse.profile.place import central, location
 from hotfuse.profile.postgres import HEAD, PostgresDatabase, Unreachable
@@ -23,7 +27,7 @@ from hotfuse.profile.rows import Measurement, StoredDecision, SubgraphProfile
 from hotfuse.profile.store import Store
 from hotfuse.profile.sync import CentralSync
 from hotfuse.runtime.observe.record import _sync
-from tests.postgres import new_database
+from tests.postgres import new_database, server_pid
 
 OTHER = Fingerprint((("arch", "x86_64"), ("features", "avx")), (("cores", "64"),))
 
@@ -119,6 +123,30 @@ def test_a_batch_that_failed_half_way_is_sent_again_and_arrives_once(
         assert there.info()["rows"]["measurements"] == 5
 
 
+def test_rows_behind_a_prune_arrive_too(fresh: str, here: Store) -> None:
+    """Where every row left, SQLite would begin to count anew, and the next rows would have numbers that were sent."""
+    machine = here.machine(fingerprint())
+    here.record_measurements(_measured(5), machine)
+    with Store.open(fresh) as there:
+        exchange = Exchange(here, there)
+        assert exchange.push() == 5
+        here.prune(0, since=time.time() + 60)
+        here.record_measurements(_measured(3), machine)
+        assert exchange.waiting() == 3 and exchange.push() == 3
+        assert there.info()["rows"]["measurements"] == 8
+
+
+def test_memories_of_one_moment_all_arrive(fresh: str, here: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a batch that have the same time, as where a clock is coarse."""
+    machine, now = here.machine(fingerprint()), time.time()
+    with monkeypatch.context() as still:
+        still.setattr("time.time", lambda: now)
+        here.remember("arms", {f"a{i}": [1.0] for i in range(BATCH + 7)}, machine)
+    with Store.open(fresh) as there:
+        assert sum(Exchange(here, there).push() for _ in range(3)) == BATCH + 7
+        assert len(there.remembered("arms", there.machine(fingerprint()))) == BATCH + 7
+
+
 def _raises(*_args: object) -> None:
     raise RuntimeError("the connection broke")
 
@@ -186,6 +214,36 @@ def test_exchanges_leave_calls_alone(tmp_path: Path, here: Store, fresh: str, mo
             sync.stop()
     assert len(during) >= 2 and min(during) > usual
     assert gc.get_threshold()[2] == usual
+
+
+def test_a_server_that_says_nothing_is_told_meanwhile(
+    here: Store, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """A frozen server takes statements and does not answer: the exchange waits, and that it does is the state."""
+    monkeypatch.setattr(sync_module, "ANSWERS_S", 0.5)
+    sync = CentralSync(fresh, here, EventLog(100), 600, 1000)
+    try:
+        assert sync.once() and sync.stats()["state"] == "in use"
+        os.kill(server_pid(), signal.SIGSTOP)
+        _each_child(signal.SIGSTOP)
+        try:
+            waits = threading.Thread(target=sync.once)
+            waits.start()
+            waits.join(1.0)
+            assert waits.is_alive() and sync.stats()["state"].startswith("away: no answer for")
+        finally:
+            _each_child(signal.SIGCONT)
+            os.kill(server_pid(), signal.SIGCONT)
+        waits.join(60)
+        assert not waits.is_alive() and sync.stats()["state"] == "in use"
+    finally:
+        sync.stop()
+
+
+def _each_child(number: signal.Signals) -> None:
+    """To the server's processes that answer connections."""
+    for pid in map(int, Path(f"/proc/{server_pid()}/task/{server_pid()}/children").read_text().split()):
+        os.kill(pid, number)
 
 
 FULL = (

@@ -89,9 +89,10 @@ def test_a_machine_of_the_store_or_of_the_fleets_database_is_a_target(place: str
 
 def test_the_oldest_rows_leave(place: str) -> None:
     with Store.open(place) as store:
-        store.record_subgraphs([_profile("cccc", 1, time.time() - 10 * 86_400)], store.machine(OTHER))
+        machine = store.machine(OTHER)
+        store.record_subgraphs([_profile("cccc", 1, time.time() - 10 * 86_400), _profile("dddd", 1)], machine)
     assert _json("prune", "--store", place, "--days", "5")["dropped"]["subgraph_profiles"] == 1
-    assert _json("prune", "--store", place, "--keep", "1")["dropped"]["subgraph_profiles"] == 3
+    assert _json("prune", "--store", place, "--keep", "1")["dropped"]["subgraph_profiles"] == 4
 
 
 def test_what_is_exported_is_imported_once(place: str, tmp_path: Path) -> None:
@@ -111,6 +112,11 @@ def test_what_is_exported_is_imported_once(place: str, tmp_path: Path) -> None:
         assert all(p.origin in store.origins() for p in store.subgraphs())
 
 
+def test_a_number_that_no_database_takes_is_an_error_in_words(place: str) -> None:
+    code, out = _run("top", "--store", place, "--limit", "9" * 23)
+    assert code == 2 and "--limit" in out, out
+
+
 def test_an_import_begins_a_store_that_is_not_there(place: str, tmp_path: Path) -> None:
     out, new = tmp_path / "rows.jsonl", tmp_path / "new" / "profiles.sqlite"
     code, said = _run("import", str(out), "--store", str(new))
@@ -122,6 +128,8 @@ def test_an_import_begins_a_store_that_is_not_there(place: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("line", [
     "no json", "[]", '{"table": "measurements"}', '{"table": "pg_user", "row": {}}', '{"table": "decisions", "row": {"x": 1}}',
+    '{"table": [], "row": {}}', '{"table": "drift", "row": {"id": 1e999}}', '{"table": "hpm_arrays", "row": {"data": "zz"}}',
+    '{"table": "measurements", "row": {"id": 1, "threads": 99999999999999999999}}',
     '{"table": "measurements", "row": {"id": 1, "machine_id": 77}}', '{"table": "hpm_arrays", "row": {"id": 1, "model_id": 3}}',
 ])  # fmt: skip
 def test_a_file_that_holds_something_else_is_an_error_in_words(tmp_path: Path, line: str) -> None:

@@ -245,7 +245,7 @@ def test_places(tmp_path: Path) -> None:
     for memory in (":memory:", "sqlite://", "sqlite:///:memory:"):
         store = Store.open(memory)
         assert store.path is None and store.record_measurements([row()]) == 1 and len(store.measurements()) == 1
-    for wrong in ("oracle://host/db", "://", "mysql://x"):
+    for wrong in ("oracle://host/db", "://", "mysql://x", "postgresql://:::"):
         with pytest.raises(InputError, match="profile store"):
             Store.open(wrong)
 

@@ -68,12 +68,16 @@ def test_keys_are_named_and_never_shown(place: Path) -> None:
     made = place / "fleet.key"
     assert _run("keys", "--make", str(made))[0] == 0 and stat.S_IMODE(made.stat().st_mode) == 0o600
     assert _run("keys", "--make", str(made))[0] == 2
+    assert _run("keys", "--make", str(place / "a"), "--make-pair", str(place / "b"))[0] == 2 and not (place / "a").exists()
 
 
 def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTFUSE_CACHE", str(tmp_path / "none"))
     code, said = _run("cache", "ls")
     assert code == 2 and "there is no cache" in said
+    (tmp_path / "file").touch()
+    code, said = _run("cache", "ls", "--folder", str(tmp_path / "file"))
+    assert code == 2 and "it is no folder" in said
     monkeypatch.setenv("HOTFUSE_CACHE", "off")
     assert _run("cache", "verify")[0] == 2
 
@@ -106,3 +110,16 @@ def test_the_first_lines_say_that_nothing_is_kept_or_was_refused(tmp_path: Path,
     said = {"a file for a folder": "no key could be made", "a foreign bundle": "kept code was refused: it was signed with a key",
             "nothing": "nothing"}  # fmt: skip
     assert said[trouble] in line and (trouble == "nothing") is (line == "noticed: nothing"), line
+
+
+def test_the_first_lines_say_that_the_fleets_database_is_away(tmp_path: Path) -> None:
+    """Of every model that shares it, and only as long as it lasts."""
+    settings = Settings(cache_dir=tmp_path, profiles=f"postgresql://nobody@/none?host={tmp_path}", profiles_s=600)
+    with hotfuse.jit(torch.nn.Linear(3, 3).eval(), settings=settings) as fast:
+        shared = fast._engine.recorder._here()
+        assert shared.sync is not None and not shared.sync.once()
+        (line,) = [text for text in str(fast.explain()).splitlines() if text.startswith("noticed: ")]
+        assert "the fleet's database cannot be used; rows wait in a file of this machine (connection" in line, line
+        shared.sync.report.state = "in use"
+        assert "noticed: nothing" in str(fast.explain())
+        shared.sync.stop()

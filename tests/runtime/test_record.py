@@ -19,6 +19,8 @@ from hotfuse.profile.store import Store
 from hotfuse.runtime.observe.record import Recorder
 from tests.races import SLOWER_S, Held, new_plans_win, nobody_wins, raced
 
+INLINE_TIER0 = Settings(capture="inline", tiers=0, record=False)
+
 
 @pytest.fixture(autouse=True)
 def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,13 +90,26 @@ def test_what_lost_is_not_tried_by_the_next_process_until_something_changed(
         assert sum(lost) >= 5, "all that were decided"
 
 
+def test_a_process_that_serves_for_months_keeps_its_store_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_module, "PRUNE_EVERY", 8)
+    settings = Settings(profiles=str(tmp_path / "p.sqlite"), profiles_rows=5)
+    with torch.no_grad(), hotfuse.jit(nn.Linear(8, 8).eval(), settings=INLINE_TIER0) as fast:
+        fast(torch.ones(4, 8))
+        graph = fast._engine.sites[next(iter(fast._engine.sites))].entries[0].baseline.graph
+    recorder = Recorder(settings, EventLog())
+    for _ in range(32):
+        recorder.tried("m", graph, Action.REFUSE, Why.NOT_FASTER, {"attempt": "tier 1"}, ([torch.ones(4, 8)], 0))
+    with Store.open(tmp_path / "p.sqlite") as store:
+        assert recorder.stats() == {"written": 32, "failed": 0} and len(store.decisions()) == 5
+
+
 def test_what_is_remembered_refuses_nothing_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses in a row are believed for an hour, longer with each further one; one that was won or not settled ends the row."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
     call, ahead = ([torch.ones(4, 8)], 0), [0.0]
     monkeypatch.setattr(clock, "time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
     settings = Settings(profiles=str(tmp_path / "p.sqlite"))
-    with torch.no_grad(), hotfuse.jit(model, settings=Settings(capture="inline", tiers=0, record=False)) as fast:
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE_TIER0) as fast:
         fast(call[0][0])
         graph = fast._engine.sites[next(iter(fast._engine.sites))].entries[0].baseline.graph
 

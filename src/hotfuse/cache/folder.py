@@ -210,9 +210,7 @@ class Folder:
 
     def _at(self, path: Path, name: str) -> Message | None:
         try:
-            with path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                data = file.read(MAX_ENTRY + 1)
+            data, changed = _read_file(path)
         except OSError as e:
             if e.errno not in (errno.ENOENT, errno.ENOTDIR):
                 self._note("unreadable")
@@ -229,7 +227,7 @@ class Folder:
                     path.unlink()
             return None
         self._note("bytes_read", len(data))
-        if not is_recent(about.st_mtime, RENEW_S):
+        if not is_recent(changed, RENEW_S):
             with contextlib.suppress(OSError):
                 os.utime(path)
         return found
@@ -333,12 +331,12 @@ class Folder:
 
     def raw(self, held: CachedFile) -> bytes | None:
         """An entry as it lies there, for a bundle; None where it would not be believed."""
-        return None if self.verify(held) else self._path(held.file).read_bytes()
+        return None if self.verify(held) else _read_file(self._path(held.file))[0]
 
     def verify(self, held: CachedFile) -> str:
         """Why an entry would be refused; empty if it holds. Nothing is counted, nothing deleted."""
         try:
-            unpack(self._path(held.file).read_bytes(), held.name, self.keys, usable_features())
+            unpack(_read_file(self._path(held.file))[0], held.name, self.keys, usable_features())
         except Refused as e:
             return e.why.value
         except OSError as e:
@@ -371,6 +369,13 @@ class Folder:
         """A reason for readers."""
         if what not in self.told:
             self.told.append(what)
+
+
+def _read_file(path: Path) -> tuple[bytes, float]:
+    """What a file holds, and when it was changed. Nothing is waited for: others may write to the folder, and a pipe under an
+    entry's name would hold its reader up for ever."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        return file.read(MAX_ENTRY + 1), os.fstat(file.fileno()).st_mtime
 
 
 def _basis(head: Message) -> dict[str, str]:

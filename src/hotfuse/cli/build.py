@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,9 @@ from hotfuse.cli.output import console, pairs, print_json, reports_errors, rows
 from hotfuse.cli.stores import machines_named, open_store
 from hotfuse.cli.torch_models import is_torch_name, load_torch
 from hotfuse.machine.probe import LIMIT
+
+if TYPE_CHECKING:
+    from hotfuse.cache.folder import Folder
 
 MAX_CALLS_A_KIND, MAX_KINDS = 100, 64
 STEADY_ROUNDS = 8
@@ -81,6 +84,8 @@ def build(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Compile a model ahead for the machine and the calls it is going to get, into one signed bundle."""
+    from hotfuse.cache.place import opened
+
     target, features = _features(target)
     if features is not None:
         os.environ[LIMIT] = features  # before anything is compiled; workers inherit it
@@ -91,8 +96,11 @@ def build(
         settings = from_env().with_(cache=folder, threads=threads, idle=False, artifacts=None, capture="background")
         if key is not None:
             settings = settings.with_(cache_key=str(key.expanduser().resolve()))
+        held = opened(Path(folder), settings)
+        if isinstance(held, str):
+            raise InputError("the bundle cannot be signed", because=held, hint="hotfuse keys")
         sizes, tiers = _serve(model, kinds, settings, begin + seconds)
-        report = _bundle(model, target, settings, out)
+        report = _bundle(model, target, settings, held, out)
     took = round(time.monotonic() - begin, 2)
     report |= {"calls": sizes if as_json else "; ".join(sizes), "calls_per_tier": tiers, "seconds": took}
     if as_json:
@@ -255,18 +263,14 @@ def _torch(model: str, kinds: Sequence[CallKind], settings: Settings, held: cont
     return Served([lambda a=a: fast(*a) for a in given], sizes, [k.calls for k in kinds], fast.wait, fast.stats)
 
 
-def _bundle(model: str, target: str, settings: Settings, out: Path) -> dict[str, Any]:
+def _bundle(model: str, target: str, settings: Settings, folder: Folder, out: Path) -> dict[str, Any]:
     """Everything that was kept, as one file."""
     import torch
 
     from hotfuse.cache.address import machine_text, versions
     from hotfuse.cache.bundle import write_bundle
-    from hotfuse.cache.place import folder_of
     from hotfuse.compile.kept import code_features
 
-    folder = folder_of(settings)
-    if folder is None:
-        raise InputError("the bundle cannot be signed", because="there is no key", hint="hotfuse keys")
     entries = [(f.name, data) for f in folder.entries() if (data := folder.raw(f)) is not None]
     if not entries:
         raise InputError(f"nothing of {model} can be kept", because=folder.trouble or "it has no name that outlives a process")

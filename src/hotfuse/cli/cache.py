@@ -35,6 +35,8 @@ def _open(at: str | None) -> Folder:
         raise InputError("the settings keep nothing", hint="--folder, or HOTFUSE_CACHE")
     if not root.exists():
         raise InputError(f"there is no cache at {root}", hint="--folder, or HOTFUSE_CACHE")
+    if not root.is_dir():
+        raise InputError(f"there is no cache at {root}", because="it is no folder", hint="--folder, or HOTFUSE_CACHE")
     found = opened(root, settings)
     if isinstance(found, str):
         raise InputError(f"the cache at {root} cannot be used", because=found)
@@ -77,7 +79,7 @@ def verify(at: At = None, as_json: AsJson = False) -> None:
 @cache.command()
 @reports_errors
 def gc(
-    at: At = None, limit: Annotated[int | None, typer.Option("--bytes", help="Keep at most so many; 0 empties it.")] = None,
+    at: At = None, limit: Annotated[int | None, typer.Option("--bytes", min=0, help="Keep at most so many; 0 empties it.")] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Let the least recently used entries leave until the rest is within the limit."""
@@ -103,6 +105,8 @@ def keys(
     from hotfuse.cache.keys import USER_KEY, make_key, make_pair, public_files, read_key, read_public
 
     settings = from_env()
+    if make is not None and pair is not None:
+        raise InputError("two kinds of key are asked for", hint="--make or --make-pair")
     wanted = make or pair
     if wanted is not None and wanted.exists():
         raise InputError(f"{wanted} exists", hint="another name: a key is never replaced")

@@ -25,7 +25,7 @@ db = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OnMachine = Annotated[str | None, typer.Option("--machine", help="Only this one, by how its name begins.")]
 MOST_COMPARED = 10_000
-"""Pieces of a machine that are looked at for a comparison."""
+"""Pieces of a machine that are shown, or looked at for a comparison."""
 
 
 @db.command()
@@ -157,7 +157,7 @@ def machines(at: At = None, as_json: AsJson = False) -> None:
 @db.command()
 @reports_errors
 def top(
-    at: At = None, machine: OnMachine = None, limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    at: At = None, machine: OnMachine = None, limit: Annotated[int, typer.Option(min=1, max=MOST_COMPARED, help="How many.")] = 20,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """The pieces of models that take most time: what they compute, where, how often, what limits them."""

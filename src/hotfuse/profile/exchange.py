@@ -146,8 +146,7 @@ class Exchange:
 
         def work(c: Connection) -> int:
             last = cursor(c, self.uid, t.name)
-            query = select(t).where((t.c.at > last / 1e6) & (t.c.origin == "")).order_by(t.c.at).limit(BATCH)
-            rows = self.local.database.read(lambda here: here.execute(query).all())
+            rows = self.local.database.read(lambda here: _changed_memories(here, last))
             for r in rows:
                 values = self._theirs(c, r)
                 who = values["machine_id"]
@@ -286,6 +285,14 @@ class Exchange:
 
 def _plain(row: Row[Any]) -> dict[str, Any]:
     return {k: v for k, v in row._mapping.items() if k != "id"}  # pyright: ignore[reportPrivateUsage]
+
+
+def _changed_memories(c: Connection, after_us: int) -> Sequence[Row[Any]]:
+    """A batch of what was added up here since a time, and all that was in the batch's last microsecond: the cursor passes it."""
+    t = s.memories
+    changed = select(t).where((t.c.at > after_us / 1e6) & (t.c.origin == "")).order_by(t.c.at)
+    last = c.execute(changed.with_only_columns(t.c.at).offset(BATCH - 1).limit(1)).scalar()
+    return c.execute(changed if last is None else changed.where(t.c.at <= (int(last * 1e6) + 1) / 1e6)).all()
 
 
 def own_uid(c: Connection, made: str | None = None) -> str:

@@ -50,7 +50,7 @@ class _Import:
 
         try:
             self.added[table.name] += self.store.database.write(work)
-        except (SQLAlchemyError, KeyError, ValueError, TypeError) as e:
+        except (SQLAlchemyError, KeyError, ValueError, TypeError, OverflowError) as e:
             raise InputError(f"lines {lines[0][0]} to {lines[-1][0]} cannot be imported", because=str(e).splitlines()[0]) from e
 
     def _row(self, c: Connection, table: Table, row: dict[str, Any]) -> bool:
@@ -101,7 +101,7 @@ def _parsed(lines: Iterable[str]) -> Iterator[Line]:
     for number, line in enumerate(lines, 1):
         try:
             found = json.loads(line)
-            name, row = found["table"], dict(found["row"])
+            name, row = str(found["table"]), dict(found["row"])
         except (ValueError, TypeError, KeyError, RecursionError) as e:
             raise InputError(f"line {number} is no row", because=str(e), hint="a file that hotfuse db export wrote") from e
         if name == s.cursors.name:
@@ -111,5 +111,8 @@ def _parsed(lines: Iterable[str]) -> Iterator[Line]:
             raise InputError(f"line {number} is no row of a table we know", because=f"table {name!r}, columns {sorted(row)}"[:300])
         for column in table.c:
             if isinstance(column.type, LargeBinary) and isinstance(row.get(column.name), str):
-                row[column.name] = bytes.fromhex(row[column.name])
+                try:
+                    row[column.name] = bytes.fromhex(row[column.name])
+                except ValueError as e:
+                    raise InputError(f"line {number} cannot be imported", because=str(e)) from e
         yield number, table, row

@@ -7,7 +7,8 @@ import hashlib
 from hotfuse.base.settings import Settings
 
 FILE = "profiles.sqlite"
-
+AWAY = "away: "
+"""How the state of a server's database begins while it cannot be used."""
 
 SERVERS = ("postgresql://", "postgresql+psycopg://", "postgres://")
 

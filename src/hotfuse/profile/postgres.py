@@ -95,7 +95,8 @@ class PostgresDatabase:
             self.counts["failed"] += 1
             cause = e.orig if isinstance(e, DBAPIError) and e.orig is not None else e
             because = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-            raise Unreachable(f"the database {self.place} cannot be used", because=because) from e
+            hint = "whether the server runs, the URL, and what the role may do"
+            raise Unreachable(f"the database {self.place} cannot be used", because=because, hint=hint) from e
 
     def _upgrade(self) -> None:
         """Bring the schema up to date; a role that may not change it can use one that is."""

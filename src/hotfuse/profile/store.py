@@ -51,7 +51,7 @@ def store_place(place: str | os.PathLike[str]) -> Path | URL | None:
         return None if text == ":memory:" else Path(text).expanduser()
     try:
         url = make_url(text)
-    except ArgumentError as e:
+    except (ArgumentError, ValueError) as e:
         hint = "a path, sqlite:///path or postgresql://user@host/database"
         raise InputError(f"the profile store {text!r} cannot be understood", because=str(e), hint=hint) from e
     if url.get_backend_name() == "postgresql":
@@ -340,15 +340,19 @@ class Store(LearnedTables):
         }
 
     def prune(self, keep: int, since: float | None = None) -> dict[str, int]:
-        """Of the tables that grow with use, keep the newest rows only, and none from before a time; how many were dropped."""
+        """Of the tables that grow with use, keep the newest rows only, and none from before a time; how many were dropped.
+
+        The row with the highest number stays: SQLite would give its number to another row, which whoever keeps count of what was
+        sent or imported by numbers takes for one that was."""
 
         def work(c: Connection) -> dict[str, int]:
             dropped: dict[str, int] = {}
             for t in s.GROWING:
-                dropped[t.name] = 0 if since is None else c.execute(delete(t).where(t.c.at < since)).rowcount
+                older = delete(t).where(t.c.id < select(func.max(t.c.id)).scalar_subquery())
+                dropped[t.name] = 0 if since is None else c.execute(older.where(t.c.at < since)).rowcount
                 if int(c.execute(select(func.count()).select_from(t)).scalar() or 0) > keep:
                     newest = select(t.c.id).order_by(t.c.at.desc(), t.c.id.desc()).limit(keep)
-                    dropped[t.name] += c.execute(delete(t).where(t.c.id.not_in(newest))).rowcount
+                    dropped[t.name] += c.execute(older.where(t.c.id.not_in(newest))).rowcount
             return dropped
 
         return self.database.write(work)

@@ -18,6 +18,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.exchange import Exchange
+from hotfuse.profile.place import AWAY
 from hotfuse.profile.store import Store
 
 BackgroundContext = AbstractContextManager[None]
@@ -26,6 +27,8 @@ LONGEST_S = 60.0
 """Longest pause after failures."""
 LAST_S = 2.0
 """What the end of a process waits for its last rows to be sent; they are in the file in any case."""
+ANSWERS_S = 15.0
+"""An exchange that takes longer waits for a server that is there and says nothing: one that works ends its statements sooner."""
 PRUNE_EVERY = 64
 """Exchanges between two looks at how large the file is."""
 
@@ -61,6 +64,8 @@ class CentralSync:
         self._stop = threading.Event()
         self._now = threading.Event()
         self._turn = threading.Lock()
+        self._begun: float | None = None
+        """When the exchange began that is under way."""
         self._thread = threading.Thread(target=self._run, name="hotfuse-profiles", daemon=True)
         self._thread.start()
 
@@ -76,10 +81,14 @@ class CentralSync:
     def once(self) -> bool:
         """One exchange; whether the database could be used. Never raises."""
         with self._turn, self._around():
-            return self._once()
+            self._begun = time.monotonic()
+            try:
+                return self._once(self._begun)
+            finally:
+                self._begun = None
 
-    def _once(self) -> bool:
-        told, begin = self.report, time.monotonic()
+    def _once(self, begin: float) -> bool:
+        told = self.report
         try:
             self._exchange.push()
             self._exchange.pull(fingerprint())
@@ -88,16 +97,16 @@ class CentralSync:
         except Exception as e:  # whatever it is, serving goes on and the rows are in the file
             told.failures += 1
             because = (e.because if isinstance(e, HotfuseError) else None) or f"{type(e).__name__}: {e}"
-            if not told.state.startswith("away"):
+            if not told.state.startswith(AWAY):
                 self._log.decide(Action.FALLBACK, Why.DATABASE_AWAY, told.place, error=because[:200])
-            told.state = f"away: {because}"
+            told.state = AWAY + because
             return False
         finally:
             told.sent, told.received = self._exchange.sent, self._exchange.received
             told.waiting = self._exchange.waiting()
             told.last_s = round(time.monotonic() - begin, 3)
         told.exchanges += 1
-        if told.state.startswith("away"):
+        if told.state.startswith(AWAY):
             self._log.decide(Action.NOTICE, Why.DATABASE_BACK, told.place, sent=told.sent)
         told.state = "in use"
         return True
@@ -110,4 +119,7 @@ class CentralSync:
 
     def stats(self) -> dict[str, Any]:
         """Counters."""
-        return asdict(self.report)
+        told, begun = asdict(self.report), self._begun
+        if begun is not None and (waited := time.monotonic() - begun) > ANSWERS_S:
+            told["state"] = f"{AWAY}no answer for {waited:.0f} s"
+        return told

@@ -60,6 +60,8 @@ MOST_OPS = 200
 """Characters of the operators of a piece, for readers."""
 MOST_ASKED = 1024
 """Attempts whose past is not looked up again: sizes of calls make new ones for as long as a model serves."""
+PRUNE_EVERY = 256
+"""Writes between two looks at how large the file is."""
 LOOKED_BACK = 500
 """Decisions of a graph that are looked through for what was tried before."""
 
@@ -209,7 +211,7 @@ class Recorder:
             predicted, measured = (float(us) * 1e3 if isinstance(us, int | float) else None for us in said)
             decided = StoredDecision(key, action.value, why.value, name, kept, predicted, measured)
             store.record_decisions([decided], self._here().machine)
-            self.written += 1
+            self._wrote(store)
         except Exception as e:  # whatever it is, the plan serves all the same
             self._count(e)
 
@@ -223,7 +225,7 @@ class Recorder:
             rows = [_row(key, names, number, s.signature, p) for s in found.signatures for p in s.partitions]
             if rows:
                 store.record_partitions(rows, self._here().machine)
-                self.written += 1
+                self._wrote(store)
         except Exception as e:
             self._count(e)
 
@@ -242,9 +244,16 @@ class Recorder:
             ]  # fmt: skip
             shared.store.record_partitions(rows, shared.machine)
             shared.store.record_subgraphs([_profile(q, f) for q, f in zip(asked, found, strict=False)], shared.machine)
-            self.written += bool(rows)
+            if rows:
+                self._wrote(shared.store)
         except Exception as e:  # whatever it is, the finding is shown all the same
             self._count(e)
+
+    def _wrote(self, store: Store) -> None:
+        """Count a write. A process that serves for months keeps its file within the limit, also while no database takes rows."""
+        self.written += 1
+        if self.written % PRUNE_EVERY == 0:
+            store.prune(self._settings.profiles_rows)
 
     def _count(self, error: Exception) -> None:
         self.failed += 1

@@ -8,6 +8,7 @@ from typing import Any
 
 from hotfuse.base.events import Why
 from hotfuse.cache.place import SWITCHED_OFF
+from hotfuse.profile.place import AWAY
 from hotfuse.runtime.observe.obstacle_log import headline
 from hotfuse.runtime.observe.savings import bet_text
 
@@ -32,7 +33,8 @@ def summary(data: dict[str, Any]) -> list[str]:
     ]
     if "held" in data:  # graphs of torch.compile hold nothing beside the model
         lines += [f"holds: {_held(data['held'])}", f"weights: {data['weights']}"]
-    noticed = [*_noticed(data["decisions"], data.get("background_faults", {})), *_not_kept(data.get("cache", {}))]
+    noticed = [*_noticed(data["decisions"], data.get("background_faults", {})), *_not_kept(data.get("cache", {})),
+               *_not_sent(data.get("central", {}))]  # fmt: skip
     return [*lines, f"noticed: {'; '.join(noticed) or 'nothing'}"]
 
 
@@ -131,6 +133,12 @@ def _not_kept(cache: dict[str, Any]) -> list[str]:
     refused = {why: n for why, n in cache.get("reasons", {}).items() if why.startswith("refused: ")}
     found += [f"kept code was {why} ({n} times)" if n > 1 else f"kept code was {why}" for why, n in refused.items()]
     return [f"{what} (explain(full=True): cache)" for what in found]
+
+
+def _not_sent(central: dict[str, Any]) -> list[str]:
+    """That the fleet's database is away now, whichever model's log was told of it."""
+    state = str(central.get("state", ""))
+    return [f"{Why.DATABASE_AWAY.value} ({state.removeprefix(AWAY)})"] if state.startswith(AWAY) else []
 
 
 def readable(n: int) -> str:
