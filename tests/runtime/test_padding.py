@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import hotfuse
+import hotfuse.runtime.site as site_module
 import hotfuse.runtime.tierup.padding as padding_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
+from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.tierup import proposals
 from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddingLayer
@@ -183,6 +185,30 @@ def test_packing_comes_before_tier_1_and_kernels_for_other_calls_when_they_come(
     assert about(fast, PADDED_CALLS)[0].evidence["share"] >= proposals.LEAST_OTHERS
     serve(fast, model, 2, share=0.2)
     assert entry.plan.counters()["packed_calls"] > 0
+    fast.close()
+
+
+def test_kernels_for_other_calls_come_soon_where_no_such_call_was_kept_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_module, "NOT_KEPT_RETRY_S", 0.0)
+    model = PaddedEncoder(layers=1).eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    serve(fast, model, 6)
+    entry = entry_of(fast)
+    assert entry.layers == (PaddingLayer(False, compiled=False),), str(fast.explain(full=True))
+    kept = [batch(3, 16, 0.4) for _ in range(4)]
+    with monkeypatch.context() as before:
+        before.setattr(CallSamples, "several", lambda _samples, most: kept[:most])
+        for _ in range(100):
+            serve(fast, model, 1, share=1.0)
+            if PADDED_CALLS in entry.retries:
+                break
+    assert PADDED_CALLS in entry.retries and not entry.layers[0].compiled, str(fast.explain(full=True))
+    for _ in range(100):
+        serve(fast, model, 1, share=0.2)
+        serve(fast, model, 1, share=1.0)
+        if entry.layers == (PaddingLayer(False),):
+            break
+    assert entry.layers == (PaddingLayer(False),), str(fast.explain(full=True))
     fast.close()
 
 
