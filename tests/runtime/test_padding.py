@@ -22,7 +22,7 @@ from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddingLayer
 from hotfuse.runtime.tierup.tier2 import PACKED, PACKED_BY_LIBRARY, PADDED_CALLS
 from hotfuse.specialize.table import PADDING, AttemptKey
-from tests.padded import MaskedInside, PaddedEncoder, batch
+from tests.padded import Compared, MaskedInside, PaddedEncoder, batch
 from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -103,6 +103,25 @@ def test_masks_that_a_model_makes_by_itself_are_packed(made: str) -> None:
     told = "tensors_1" if made == "longer" else "tensors_0"  # the input that a user knows, not what the graph makes of it
     assert f"bet on: packed rows ({told}): held in" in str(fast.explain()), "people read the first lines"
     assert bet["values"] == [told] and f"rows that a mask made of {told} hides" in str(fast.explain(full=True))
+    fast.close()
+
+
+def test_two_padded_batches_of_a_call_are_packed_in_one_plan() -> None:
+    model = Compared().eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    for _ in range(40):
+        inputs = model.batch(3, 16)
+        torch.testing.assert_close(fast(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    assert entry_of(fast).plan.layers == (AttemptKey(PADDING),), str(fast.explain(full=True))
+    shown = str(fast.explain(full=True))
+    assert "tensors_3, tensors_1 hides are not computed" in shown and "10 products and attentions on packed rows" in shown, shown
+    for share, asked in ((0.1, 1.0), (1.0, 0.1), (1.0, 1.0), (0.3, 0.3)) * 3:
+        inputs = model.batch(3, 16, share, asked)
+        torch.testing.assert_close(fast(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    for i in (1, 3):
+        empty = model.batch(3, 16)
+        empty[i][1] = 0
+        torch.testing.assert_close(fast(*empty), model(*empty), rtol=1e-4, atol=1e-5, equal_nan=True)
     fast.close()
 
 

@@ -213,14 +213,14 @@ def without_padding(
         return None
     if first is not None and not first(found.share):
         return None
-    if not known and not all_finite({p.key: entry.weights[p.key] for p in found.packing.graph.params}):
+    if not known and not all_finite({p.key: entry.weights[p.key] for p in found.packer.graph.params}):
         said = "weights are not finite, which dead rows would spread"
         context.refuse(entry, key, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
         return None
     if known is not None and not known:
         known.append(found)
     share, packing = round(found.share, 3), found.packing
-    context.decide(Action.SPECIALIZE, Why.RECURS, what=str(key), mask=packing.mask.name, live=share, products=packing.products,
+    context.decide(Action.SPECIALIZE, Why.RECURS, what=str(key), mask=packing.mask.name, live=share, products=found.packer.products,
                    samples=len(found.calls), before_tier_1=first is not None)
     limits: list[float] = []
 
