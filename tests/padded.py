@@ -196,6 +196,23 @@ class Answering(nn.Module):
         return *batch(sequences, rows, share), torch.randint(0, TOKENS, (sequences, asks))
 
 
+class Compared(nn.Module):
+    """Two padded batches, each with a mask of its own: questions and passages, say. The second's mask may be made by the model."""
+
+    def __init__(self, *, inside: bool = False) -> None:
+        super().__init__()
+        self.asks, self.answers, self.inside = PaddedEncoder(layers=1), PaddedEncoder(layers=1), inside
+
+    def forward(self, asked: torch.Tensor, asked_mask: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        seen = (ids != 0).long() if self.inside else mask
+        return self.asks(asked, asked_mask) * self.answers(ids, seen)
+
+    def batch(self, sequences: int, rows: int, share: float = 0.4, ask_share: float | None = None) -> tuple[torch.Tensor, ...]:
+        """Both; the first has half the rows, of which such a part is real."""
+        ids, mask = batch(sequences, rows, share)
+        return *batch(sequences, rows // 2, share if ask_share is None else ask_share), (1 + ids % (TOKENS - 1)) * mask, mask
+
+
 class MaskedInside(nn.Module):
     """An encoder that makes its mask by itself: of token numbers, 0 being padding, or of lengths."""
 

@@ -19,7 +19,16 @@ from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.serve.packing import PackedRun, Padded
 from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, padded_traffic
 from hotfuse.specialize.row_demands import CannotPack
-from tests.padded import Answering, AttendingEncoder, LibraryEncoder, MaskedInside, PaddedEncoder, batch, features
+from tests.padded import (
+    Answering,
+    AttendingEncoder,
+    Compared,
+    LibraryEncoder,
+    MaskedInside,
+    PaddedEncoder,
+    batch,
+    features,
+)
 
 CAPTURED = Settings(capture="inline", tiers=0)
 Batches = Callable[..., tuple[torch.Tensor, ...]]
@@ -45,7 +54,7 @@ def captured(model: nn.Module, batches: Batches, dynamic: bool) -> Any:
 def packed(model: nn.Module, batches: Batches = batch, dynamic: bool = False, ignore: bool = False) -> tuple[PaddedTraffic, Any]:
     entry = captured(model, batches, dynamic)
     found = padded_traffic(entry.baseline.graph, entry.weights, [batches(3, 16) for _ in range(4)], ignore_outputs=ignore)
-    return found, compile_tier0(found.packing.graph, entry.weights, CAPTURED)
+    return found, compile_tier0(found.packer.graph, entry.weights, CAPTURED)
 
 
 def in_float64(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -360,6 +369,47 @@ def test_calls_that_stay_padded() -> None:
     x[0][padding[0]] = torch.nan
     made = found.packer((x, padding))
     assert made is Padded.NOT_FINITE
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_two_batches_with_a_mask_each_are_packed_by_both(inside: bool, dynamic: bool) -> None:
+    model = Compared(inside=inside).eval()
+    found, plan = packed(model, model.batch, dynamic)
+    packer = found.packer
+    assert packer.products == 10 and packer.then is not None and found.packing.products == 5
+    assert set(packer.names(captured(model, model.batch, dynamic).baseline.graph.inputs)) == (
+        {"tensors_1", "tensors_2"} if inside else {"tensors_1", "tensors_3"}
+    )
+    for share, asked in ((0.4, 0.4), (0.1, 1.0), (1.0, 0.1), (1.0, 1.0)):
+        assert_right(model, found, plan, model.batch(3, 16, share, asked))
+    inputs = model.batch(3, 16)
+    alive = int(inputs[1].sum() + inputs[3].sum())
+    assert packer.share(inputs) == alive / 72
+    given, made = packer.with_all_rows(inputs)
+    assert isinstance(made, tuple) and packer.mostly_live(given, made)
+    everything = (inputs[0], torch.ones_like(inputs[1]), inputs[2], inputs[3] if inside else torch.ones_like(inputs[3]))
+    assert all(torch.equal(a, b) for a, b in zip(given, everything, strict=True))
+    made = packer(inputs)
+    assert isinstance(made, tuple) and not packer.mostly_live(inputs, made)
+    assert isinstance(replace(packer, limit=alive / 72)(inputs), tuple)
+    assert replace(packer, limit=(alive - 1) / 72)(inputs) is Padded.SHARE
+    for i in (1, 2 if inside else 3):  # either mask may say no
+        empty = [t.clone() for t in inputs]
+        empty[i][2] = 0
+        assert packer(empty) is Padded.EMPTY
+
+
+def test_the_mask_that_leaves_most_out_is_taken_first_and_one_that_hides_nothing_not_at_all() -> None:
+    model = Compared().eval()
+    entry = captured(model, model.batch, False)
+
+    def found(*calls: tuple[torch.Tensor, ...]) -> PaddedTraffic:
+        return padded_traffic(entry.baseline.graph, entry.weights, calls, ignore_outputs=False)
+
+    little = found(model.batch(3, 16, 0.2, 1.0), model.batch(3, 16, 0.2, 1.0))
+    assert little.packing.mask.name == "tensors_3" and little.packer.then is None and little.packer.products == 5
+    assert found(model.batch(3, 16, 0.6, 0.2)).packing.mask.name == "tensors_1"
 
 
 def test_masks_without_padding_are_read_seldom_and_padding_is_noticed_again() -> None:

@@ -12,15 +12,17 @@ import pytest
 import torch
 
 import hotfuse
+import hotfuse.runtime.site as site_module
 import hotfuse.runtime.tierup.padding as padding_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
+from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.tierup import proposals
 from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddingLayer
 from hotfuse.runtime.tierup.tier2 import PACKED, PACKED_BY_LIBRARY, PADDED_CALLS
 from hotfuse.specialize.table import PADDING, AttemptKey
-from tests.padded import MaskedInside, PaddedEncoder, batch
+from tests.padded import Compared, MaskedInside, PaddedEncoder, batch
 from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -104,6 +106,25 @@ def test_masks_that_a_model_makes_by_itself_are_packed(made: str) -> None:
     fast.close()
 
 
+def test_two_padded_batches_of_a_call_are_packed_in_one_plan() -> None:
+    model = Compared().eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    for _ in range(40):
+        inputs = model.batch(3, 16)
+        torch.testing.assert_close(fast(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    assert entry_of(fast).plan.layers == (AttemptKey(PADDING),), str(fast.explain(full=True))
+    shown = str(fast.explain(full=True))
+    assert "tensors_3, tensors_1 hides are not computed" in shown and "10 products and attentions on packed rows" in shown, shown
+    for share, asked in ((0.1, 1.0), (1.0, 0.1), (1.0, 1.0), (0.3, 0.3)) * 3:
+        inputs = model.batch(3, 16, share, asked)
+        torch.testing.assert_close(fast(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    for i in (1, 3):
+        empty = model.batch(3, 16)
+        empty[i][1] = 0
+        torch.testing.assert_close(fast(*empty), model(*empty), rtol=1e-4, atol=1e-5, equal_nan=True)
+    fast.close()
+
+
 @pytest.mark.filterwarnings("ignore")  # the exporter's own
 def test_a_session_packs_what_its_file_masks_by_itself() -> None:
     model, file = MaskedInside("not padding").eval(), io.BytesIO()
@@ -183,6 +204,30 @@ def test_packing_comes_before_tier_1_and_kernels_for_other_calls_when_they_come(
     assert about(fast, PADDED_CALLS)[0].evidence["share"] >= proposals.LEAST_OTHERS
     serve(fast, model, 2, share=0.2)
     assert entry.plan.counters()["packed_calls"] > 0
+    fast.close()
+
+
+def test_kernels_for_other_calls_come_soon_where_no_such_call_was_kept_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_module, "NOT_KEPT_RETRY_S", 0.0)
+    model = PaddedEncoder(layers=1).eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    serve(fast, model, 6)
+    entry = entry_of(fast)
+    assert entry.layers == (PaddingLayer(False, compiled=False),), str(fast.explain(full=True))
+    kept = [batch(3, 16, 0.4) for _ in range(4)]
+    with monkeypatch.context() as before:
+        before.setattr(CallSamples, "several", lambda _samples, most: kept[:most])
+        for _ in range(100):
+            serve(fast, model, 1, share=1.0)
+            if PADDED_CALLS in entry.retries:
+                break
+    assert PADDED_CALLS in entry.retries and not entry.layers[0].compiled, str(fast.explain(full=True))
+    for _ in range(100):
+        serve(fast, model, 1, share=0.2)
+        serve(fast, model, 1, share=1.0)
+        if entry.layers == (PaddingLayer(False),):
+            break
+    assert entry.layers == (PaddingLayer(False),), str(fast.explain(full=True))
     fast.close()
 
 

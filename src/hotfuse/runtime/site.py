@@ -56,6 +56,8 @@ THREADS = 1
 """Where the number of torch's threads is in an entry's stamp."""
 RETRY_S, MOST_RETRY_S = 60.0, 3600.0
 """What was refused without certainty, or withdrawn, is tried again after so long, each further time twice as late."""
+NOT_KEPT_RETRY_S = 2.0
+"""The same of what only lacked a kept call to be proven on: others are kept every few seconds."""
 NO_VERSIONS: Mapping[Signature, Plan] = MappingProxyType({})
 
 
@@ -204,12 +206,20 @@ class Entry:
         """An attempt is not made again until something changed, or `later`; of very many the oldest is forgotten."""
         self.refused[attempt] = why
         if later:
-            before = self.retries.get(attempt)
-            wait = min(2 * before.wait_s, MOST_RETRY_S) if before is not None else RETRY_S
-            self.retries[attempt] = Retry(time.monotonic() + wait, wait)
+            self._retry_after(attempt, RETRY_S)
         for oldest in list(self.refused)[:-MOST_REFUSED]:
             self.refused.pop(oldest, None)
             self.retries.pop(oldest, None)
+
+    def mark_not_kept(self, attempt: AttemptKey) -> None:
+        """An attempt waits for a kept call that it is for."""
+        self.mark_refused(attempt, "no inputs of this kind are kept")
+        self._retry_after(attempt, NOT_KEPT_RETRY_S)
+
+    def _retry_after(self, attempt: AttemptKey, first_s: float) -> None:
+        before = self.retries.get(attempt)
+        wait = first_s if before is None else min(max(2 * before.wait_s, first_s), MOST_RETRY_S)
+        self.retries[attempt] = Retry(time.monotonic() + wait, wait)
 
     def retry(self, now: float) -> None:
         """What was refused without certainty may be tried again when its time has come."""

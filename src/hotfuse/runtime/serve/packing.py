@@ -17,7 +17,7 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.graph import Value
+from hotfuse.ir.graph import Graph, Value
 from hotfuse.runtime.serve.backoff import Backoff
 from hotfuse.specialize.packing import PackedInput, Packing
 
@@ -73,6 +73,18 @@ class MaskPacker:
     """Makes the mask of inputs, as the graph does; the packed graph is given it as its first further input."""
     place: Maker | None = None
     """Makes the place of the row that is read of each sequence, of inputs and a mask that is made of them."""
+    then: MaskPacker | None = None
+    """Packs the packed graph by another mask, of other rows; a call is packed by both or by neither. The limit here is of both."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph on live rows of every mask."""
+        return self.packing.graph if self.then is None else self.then.graph
+
+    @property
+    def products(self) -> int:
+        """Products and attentions on live rows alone."""
+        return self.packing.products + (0 if self.then is None else self.then.products)
 
     def mask_of(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The mask of a call."""
@@ -80,28 +92,51 @@ class MaskPacker:
 
     def names(self, inputs: Sequence[Value]) -> tuple[str, ...]:
         """What the graph's inputs are called that tell which rows live."""
-        return tuple(inputs[i].name for i in (self.maker.tells if self.maker is not None else (self.mask,)))
+        own = tuple(inputs[i].name for i in (self.maker.tells if self.maker is not None else (self.mask,)))
+        return tuple(dict.fromkeys((*own, *(self.then.names(inputs) if self.then is not None else ()))))
 
     def share(self, inputs: Sequence[torch.Tensor]) -> float:
         """The part of all rows that live."""
+        alive, rows = self._rows(inputs)
+        return alive / rows if rows else 1.0
+
+    def _rows(self, inputs: Sequence[torch.Tensor]) -> tuple[int, int]:
+        """How many rows live, and how many there are."""
         mask = _on_host(self.mask_of(inputs))
-        return float(np.count_nonzero(mask == self.packing.mask.live)) / mask.size if mask.size else 1.0
+        alive, rows = (0, 0) if self.then is None else self.then._rows(inputs)
+        return alive + int(np.count_nonzero(mask == self.packing.mask.live)), rows + mask.size
 
     def mostly_live(self, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
         """Whether nearly all rows live, by the further inputs of a call; not where none of them tells."""
+        told = self._rows_made(inputs, made)
+        return told is not None and told[0] > MOSTLY_LIVE * told[1]
+
+    def _rows_made(self, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+        """How many rows live, and how many there are, by further inputs."""
         mask, own = (inputs[self.mask], made) if self.maker is None else (made[0], made[1:])
         at = next((i for i, what in enumerate(self.packing.inputs) if what in _BY_ROW), None)
-        return at is not None and own[at].shape[0] > MOSTLY_LIVE * mask.numel()
+        others = (0, 0) if self.then is None else self.then._rows_made(inputs, own[len(self.packing.inputs) :])
+        return None if at is None or others is None else (others[0] + own[at].shape[0], others[1] + mask.numel())
 
     def with_all_rows(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...] | Padded]:
         """A call as if every row lived: its inputs and further ones."""
         mask = torch.full_like(self.mask_of(inputs), self.packing.mask.live)
         given = tuple(inputs) if self.maker is not None else (*inputs[: self.mask], mask, *inputs[self.mask + 1 :])
-        return given, self._made(given, mask)
+        made = self._made(given, mask)
+        if self.then is None or isinstance(made, Padded):
+            return given, made
+        given, more = self.then.with_all_rows((*given, *made))
+        return given[: len(inputs)], more if isinstance(more, Padded) else (*made, *more)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | Padded:
         """The further inputs, or why there are none."""
-        return self._made(inputs, self.mask_of(inputs))
+        if self.then is not None and self.limit < 1 and self.share(inputs) > self.limit:
+            return Padded.SHARE
+        made = self._made(inputs, self.mask_of(inputs))
+        if self.then is None or isinstance(made, Padded):
+            return made
+        more = self.then((*inputs, *made))
+        return more if isinstance(more, Padded) else (*made, *more)
 
     def _made(self, inputs: Sequence[torch.Tensor], given: torch.Tensor) -> tuple[torch.Tensor, ...] | Padded:
         mask, (dead, alive) = _on_host(given), (self.packing.mask.dead, self.packing.mask.live)
@@ -110,7 +145,7 @@ class MaskPacker:
         else:
             live = mask == alive
         count = int(np.count_nonzero(live))
-        if count > self.limit * live.size:
+        if self.then is None and count > self.limit * live.size:
             return Padded.SHARE
         if mask.dtype != np.bool_ and count + int(np.count_nonzero(mask == dead)) != mask.size:
             return Padded.NUMBERS

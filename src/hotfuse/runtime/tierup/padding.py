@@ -88,7 +88,7 @@ class PaddedTraffic:
 
     @property
     def packing(self) -> Packing:
-        """The graph, and what it asks."""
+        """The graph, and what it asks; of the first mask where there are two."""
         return self.packer.packing
 
     def shown(self, inputs: Call, outputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -113,10 +113,27 @@ def padded_traffic(
     graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call], *, ignore_outputs: bool
 ) -> PaddedTraffic:
     """What calls show of padding; raises CannotPack, or NotPadded where there is little of it now."""
-    plain = with_numbers(graph, weights)
+    packer = _first_packer(with_numbers(graph, weights), weights, calls, ignore_outputs=ignore_outputs)
+    able = [c for c in calls if not isinstance(packer(c), Padded)]
+    if not able:
+        raise NotPadded(f"no kept call can be packed: {packer(calls[0])}")
+    packer = _with_another(packer, weights, able)
+    shares = [packer.share(c) for c in calls]
+    mean = statistics.fmean(shares)
+    ordered = [calls[c] for c in sorted(range(len(calls)), key=lambda c: abs(shares[c] - mean))]
+    first = next(c for c in ordered if not isinstance(packer(c), Padded))
+    return PaddedTraffic(packer, mean, tuple([first, *(c for c in ordered if c is not first)]), graph)
+
+
+def _first_packer(
+    graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call], *, ignore_outputs: bool
+) -> MaskPacker:
+    """By the mask that calls bring and that leaves most out; by one that the graph makes where no such mask packs anything."""
     why, hidden, most = "no input is a mask of two numbers, and no mask of rows is made of inputs", False, 0.0
-    best: tuple[MaskPacker, list[float]] | None = None
-    for given, mask, derived in _masks(plain, weights, calls):
+    best: tuple[float, MaskPacker] | None = None
+    for given, mask, derived in _masks(graph, weights, calls):
+        if derived is not None and best is not None and best[1].maker is None:
+            break
         try:
             packing = packed_graph(given, mask, weights, ignore_outputs=ignore_outputs)
         except CannotPack as e:
@@ -125,35 +142,42 @@ def padded_traffic(
             hidden = hidden or e.hides_keys
             continue
         packer = _packer(graph, given, replace(packing, graph=simplify(packing.graph)[0]), derived, weights)
-        shares = [packer.share(c) for c in calls]
-        if (mean := statistics.fmean(shares)) > MOST_LIVE:
+        mean = statistics.fmean(packer.share(c) for c in calls)
+        if mean > MOST_LIVE:
             most = max(most, mean)
-        elif best is None or packing.products > best[0].packing.products:
-            best = packer, shares
-            if derived is None:
-                break
+        elif best is None or packing.products * (1 - mean) > best[0]:
+            best = packing.products * (1 - mean), packer
     if best is None:
         raise NotPadded(f"{most:.0%} of all rows live") if most else CannotPack(why)
-    packer, shares = best
-    mean = statistics.fmean(shares)
-    order = sorted(range(len(calls)), key=lambda c: abs(shares[c] - mean))
-    ordered = [calls[c] for c in order]
-    able = [c for c in ordered if not isinstance(packer(c), Padded)]
-    if not able:
-        raise NotPadded(f"no kept call can be packed: {packer(ordered[0])}")
-    return PaddedTraffic(packer, mean, tuple([able[0], *(c for c in ordered if c is not able[0])]), graph)
+    return best[1]
+
+
+def _with_another(packer: MaskPacker, weights: Mapping[str, torch.Tensor], calls: Sequence[Call]) -> MaskPacker:
+    """The packed graph packed by another mask too, of rows of its own: a model that is given two padded batches has two."""
+    if not attends(packer.graph) or packer.packing.ignored or packer.mask_of(calls[0]).device.type != "cpu":
+        return packer
+    try:
+        then = _first_packer(packer.graph, weights, calls, ignore_outputs=False)
+    except (CannotPack, NotPadded):
+        return packer
+    both = replace(packer, then=replace(then, floats=()))  # which are asked already
+    return packer if all(isinstance(both(c), Padded) for c in calls) else both
 
 
 def _masks(
     graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call]
 ) -> Iterator[tuple[Graph, MaskInput, DerivedMask | None]]:
-    """What may be a mask: inputs of two numbers, then what the graph makes of inputs by itself; and the graph that is given it."""
-    for i, v in enumerate(graph.inputs):
+    """What may be a mask: inputs of two numbers, then what the graph makes of inputs by itself; and the graph that is given it.
+
+    Inputs that calls do not bring are a packed graph's own.
+    """
+    brought = graph.inputs[: len(calls[0])]
+    for i, v in enumerate(brought):
         for mask in _candidates(v, [call[i] for call in calls]):
             yield graph, mask, None
     for v in derived_masks(graph):
         cut = derived_mask(graph, v)
-        for mask in _candidates(v, []):
+        for mask in _candidates(v, []) if set(cut.made.inputs) <= set(brought) else ():
             yield cut.graph, mask, cut
 
 
@@ -247,7 +271,7 @@ def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
 def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limit: float, *, compiled: bool = True) -> Plan:
     """A plan of tier 2: live rows alone in `fast` up to a share of them, else `plan`, which may have generated kernels."""
     run = PackedRun(replace(found.packer, limit=limit), fast.run, plan.run)
-    packing, names = found.packing, found.packer.names(graph.inputs)
+    names = found.packer.names(graph.inputs)
 
     def counters() -> dict[str, int]:
         told = {f"padded_{why.name.lower()}": n for why, n in sorted(run.why_not.items())}
@@ -256,7 +280,7 @@ def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limi
     hides = ("a mask made of " if found.packer.maker is not None else "") + ", ".join(names)
     about = (
         f"rows that {hides} hides are not computed where at most {limit:.0%} live ({found.share:.0%} do): "
-        f"{packing.products} products and attentions on packed rows; else {'as before' if compiled else 'on library kernels'}"
+        f"{found.packer.products} products and attentions on packed rows; else {'as before' if compiled else 'on library kernels'}"
     )
 
     def counted() -> BetCount:
@@ -303,7 +327,7 @@ class PaddingLayer(Layer):
         given = found.packer(sample)
         if not isinstance(given, tuple):
             raise InternalError("a kept call cannot be packed any more", because=given)
-        packed = found.packing.graph
+        packed = found.packer.graph
         fast = composer.plain(packed) if self.by_library else composer.plan(packed, [[*sample, *given]], inner)
         other = composer.plan(graph, calls, inner) if self.compiled else composer.plain(graph)
         composer.quiet()

@@ -50,7 +50,7 @@ def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Sign
     """Kernels for sizes that recur, in plans with the layers that the entry's has."""
     inputs, key = entry.samples.inputs(signature), sizes_key(signature)
     if inputs is None:
-        entry.mark_refused(key, "no inputs of this kind are kept")
+        entry.mark_not_kept(key)
         return None
     composer, on_device = composer_of(context, entry), any(t.is_cuda for t in inputs)
 
@@ -111,7 +111,7 @@ def add_layer(
     if meant is not None:
         kept = sorted(kept, key=lambda c: not meant(c))
     if not kept or (meant is not None and not meant(kept[0])):
-        entry.mark_refused(key, "no inputs of this kind are kept", later=True)
+        entry.mark_not_kept(key)
         return None
     layers, composer = with_layer(entry.layers, new), composer_of(context, entry)
 
@@ -213,14 +213,14 @@ def without_padding(
         return None
     if first is not None and not first(found.share):
         return None
-    if not known and not all_finite({p.key: entry.weights[p.key] for p in found.packing.graph.params}):
+    if not known and not all_finite({p.key: entry.weights[p.key] for p in found.packer.graph.params}):
         said = "weights are not finite, which dead rows would spread"
         context.refuse(entry, key, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
         return None
     if known is not None and not known:
         known.append(found)
     share, packing = round(found.share, 3), found.packing
-    context.decide(Action.SPECIALIZE, Why.RECURS, what=str(key), mask=packing.mask.name, live=share, products=packing.products,
+    context.decide(Action.SPECIALIZE, Why.RECURS, what=str(key), mask=packing.mask.name, live=share, products=found.packer.products,
                    samples=len(found.calls), before_tier_1=first is not None)
     limits: list[float] = []
 
