@@ -71,6 +71,8 @@ def forget() -> None:
         record.end()
     if (faults := loaded("base.faults")) is not None:
         faults.faults.clear()
+    if (packed := loaded("frontends.onnx.packed_weights")) is not None:
+        packed.trials.forget()
     if (learned := loaded("compile.learn.learned")) is not None:
         learned.forget()
     for name, kept in (("compile.unit.kernel_cache", "_caches"), ("compile.learn.strategy_history", "_histories"),

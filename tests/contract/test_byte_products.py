@@ -76,7 +76,7 @@ def test_convolutions_are_the_sums_of_their_windows(kind: str, signed: bool, mon
     monkeypatch.setattr(native_layers, "SMALL_WORK", 1 << 40)
     dtype, zero = (torch.int8, -9) if signed else (torch.uint8, 119)
     for channels, kernel, stride, pads, dilation in itertools.product(
-        (3, 17), ((3, 3), (1, 5), (2, 1)), ((1, 1), (2, 3)), ((0, 0), (2, 1)), ((1, 1), (2, 2))
+        (3, 17, 85), ((3, 3), (1, 5), (2, 1)), ((1, 1), (2, 3)), ((0, 0), (2, 1), (7, 9)), ((1, 1), (2, 2))
     ):
         groups = channels if kind == "depthwise" else 1
         outputs = channels if kind == "depthwise" else 21

@@ -23,6 +23,7 @@ from hotfuse.frontends.onnx.native_floats import call_scratch, native_gru, nativ
 from hotfuse.frontends.onnx.native_floats.native_gru import NativeGru
 from hotfuse.frontends.onnx.native_floats.native_lstm import LstmWeights, NativeLstm, float_weights
 from hotfuse.frontends.onnx.native_floats.native_windows import SmallConv, WindowPanels, window_product
+from hotfuse.frontends.onnx.packed_weights import KernelTrials
 from hotfuse.machine.probe import usable_features
 from hotfuse.native.float_layers import layer_code
 from hotfuse.native.float_layers.layer_code import FloatLayers, background_layers, load_layers
@@ -194,6 +195,17 @@ def test_signals_and_what_is_no_number(native: FloatLayers) -> None:
     assert window_product(odd, x, WindowPanels(odd).packed(native.target), native, never) is None
 
 
+class Decided(KernelTrials):
+    """One outcome of every comparison."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def fastest(self, layer: object, candidates: object, alike: object = None, *, at_once: bool = False) -> int:
+        return self.place
+
+
 def test_a_small_convolution_waits_for_the_code_and_takes_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_layers, "layers", None)
     monkeypatch.setattr(background_layers, "begin", lambda: None)
@@ -208,12 +220,12 @@ def test_a_small_convolution_waits_for_the_code_and_takes_the_faster(monkeypatch
         asked.append(1)
         return want
 
-    call = SmallConv(conv, library, panels)
+    call = SmallConv(conv, library, panels, "layer", "alike")
     assert call(x) is want and len(asked) == 1
     monkeypatch.setattr(background_layers, "layers", layers(host().name)[0])
     for wins, name in ((1, "native"), (0, "library")):
-        monkeypatch.setattr(native_windows, "fastest", lambda _, wins=wins: wins)
-        call = SmallConv(conv, library, panels)
+        monkeypatch.setattr(native_windows, "trials", Decided(wins))
+        call = SmallConv(conv, library, panels, "layer", "alike")
         asked.clear()
         torch.testing.assert_close(call(x), want, rtol=1e-5, atol=1e-5)
         assert (len(asked) == 0) is (name == "native") and (kernels.bytes > 0) is (name == "native")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -412,3 +413,35 @@ def test_sums_and_products_of_bytes(op: str, dtype: torch.dtype) -> None:
                  (whole[0, 0, 0, 0, 0], whole[1, 0, 0, 0, 0])):  # fmt: skip
         given = [a, *told[0], b, *told[1], *end]
         assert torch.equal(made.call(*given), row.fn(CTX, *given))
+
+
+def test_sums_between_convolutions_are_taken_as_they_lie() -> None:
+    """Operators of ONNX Runtime's own domain, too: images were put into another order before each, and back behind it."""
+    rng, node = np.random.default_rng(1), helper.make_node
+    constants: dict[str, Array] = {
+        "s": np.array(0.1, np.float32), "z": np.array(3, np.uint8), "wz": np.array(0, np.int8),
+        "w": rng.integers(-127, 127, (8, 8, 3, 3)).astype(np.int8), "ws": np.array(0.01, np.float32),
+    }  # fmt: skip
+    scale, weight = ["s", "z"], ["w", "ws", "wz"]
+    nodes = [
+        node("QLinearConv", ["x", *scale, *weight, *scale], ["a"], pads=[1] * 4),
+        node("QLinearAdd", ["a", *scale, "a", *scale, *scale], ["b"], domain="com.microsoft"),
+        node("QLinearSigmoid", ["b", *scale, *scale], ["c"], domain="com.microsoft"),
+        node("QLinearConv", ["c", *scale, *weight, *scale], ["y"], pads=[1] * 4),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.UINT8, [1, 8, 6, 5])],
+        [helper.make_tensor_value_info("y", TensorProto.UINT8, [1, 8, 6, 5])],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("com.microsoft", 1)]
+    data = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    module, plain = OnnxModule(load(data)), onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    for k in range(3):
+        x = np.random.default_rng(k).integers(0, 255, (1, 8, 6, 5)).astype(np.uint8)
+        (got,), (want,) = module.forward(torch.from_numpy(x)), plain.run(None, {"x": x})
+        assert isinstance(got, torch.Tensor) and got.is_contiguous()
+        difference = np.abs(got.numpy().astype(int) - want.astype(int))
+        assert difference.max() <= 1 and (difference > 0).mean() < 0.02
+    made = [c[-1].op for c in module.program.ready().calls]
+    assert made == [n.op_type for n in nodes] + ["QLinearConv"], "one copy, of the result"

@@ -16,6 +16,8 @@ from hotfuse.base.errors import ModelError
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.ops import pool
+from hotfuse.frontends.onnx.program import NodeCtx
 from hotfuse.frontends.onnx.registry import find
 from hotfuse.frontends.onnx.tracing.traced_model import trace
 from hotfuse.frontends.onnx.values import from_any, to_numpy
@@ -488,6 +490,19 @@ IMAGE = [
         leaf=True,
         tolerance=1e-4,
     ),
+    *[
+        c(
+            "RoiAlign",
+            f(3, 5, 9, 8),
+            Const(np.array([[-9, -9, 3, 4], [6, 5, 30, 40], [50, 50, 60, 60], [2, 2, 2, 2]], np.float32)),
+            k(2, 0, 1, 0),
+            attrs={"output_height": 3, "output_width": 2, "sampling_ratio": r, "mode": "avg"},
+            at=at,
+            tolerance=1e-4,
+        )
+        for r, at in ((1, 10), (2, 16), (3, 16))
+    ],
+    c("RoiAlign", f(3, 5, 9, 8), f(0, 4), k(), attrs={"output_height": 3, "output_width": 2, "sampling_ratio": 2}, at=16),
     c(
         "MaxRoiPool",
         f(2, 3, 9, 8),
@@ -730,6 +745,38 @@ def _traced() -> list[Case]:
 @pytest.mark.parametrize("case", _traced(), ids=name_of)
 def test_traces_with_symbolic_sizes(case: Case) -> None:
     check_traced(case, next((axes for x, axes in GROWING if x is case), ()))
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"kernel_shape": [2, 2], "strides": [2, 2]},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+        {"kernel_shape": [3, 2], "strides": [1, 3], "pads": [1, 0, 0, 1], "ceil_mode": 1},
+        {"kernel_shape": [1, 3], "strides": [2, 2], "dilations": [1, 4]},
+        {"kernel_shape": [4, 1], "strides": [3, 2], "auto_pad": "SAME_UPPER"},
+        {"kernel_shape": [1, 1], "strides": [2, 1]},
+        {"kernel_shape": [1, 1]},
+    ],
+    ids=str,
+)
+def test_maxima_of_planes_are_those_of_windows(attrs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large images that lie plane by plane go along their axes; what is no number stays so."""
+    x = torch.randn(2, 3, 41, 37)
+    x[0, 0, 5, 7], x[0, 1, :3, :3], x[1, 2, 40, 36] = float("nan"), float("-inf"), float("inf")
+    ctx, args = NodeCtx(12, 1), {**attrs}
+    whole = pool.max_pool(ctx, x.contiguous(memory_format=torch.channels_last), **args)
+    asked = list[int]()
+    by_axis = pool._axis_maxima
+    monkeypatch.setattr(pool, "_axis_maxima", lambda *given: (asked.append(1), by_axis(*given))[1])
+    monkeypatch.setattr(pool, "MIN_PLANES", x.numel())
+    got = pool.max_pool(ctx, x, **args)
+    assert torch.equal(got.nan_to_num(nan=7.0), whole.nan_to_num(nan=7.0)) and torch.equal(got.isnan(), whole.isnan())
+    assert got.is_contiguous() and got.data_ptr() != x.data_ptr()
+    assert bool(asked) == (attrs["kernel_shape"] != [1, 1])
+    assert pool.max_pool(ctx, x[:0], **args).shape[0] == 0
+    with pytest.raises(RuntimeError):
+        pool.max_pool(ctx, x, kernel_shape=[50, 2])
 
 
 def test_lrn_window_reaches_right_when_even() -> None:

@@ -18,11 +18,11 @@ from hotfuse.frontends.onnx.constant_products import ConstantProduct
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.packed_weights import PackedWeight
+from hotfuse.frontends.onnx.packed_weights import MARGIN, KernelTrials, PackedWeight, fastest
 from hotfuse.machine.heap import heap
 from hotfuse.ops.folded_conv import FoldedConv, Window, affine
 
-SLOW_S = 0.05
+SLOW_S = 0.02
 needs_products = pytest.mark.skipif(not constant_products.available(), reason="this torch has no packed products")
 needs_convs = pytest.mark.skipif(not conv_kernels.available(), reason="this torch has no packed convolutions")
 
@@ -30,8 +30,16 @@ needs_convs = pytest.mark.skipif(not conv_kernels.available(), reason="this torc
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests measured says nothing here, and what is slow is so by construction."""
-    monkeypatch.setattr(constant_products, "_faster", {})
+    packed_weights.trials.forget()
+    monkeypatch.setattr(packed_weights, "REST", 0.0)  # what is slow here would keep others from being compared
     monkeypatch.setattr(constant_products, "MIN_MULTIPLIES", 1 << 20)  # so that small tests meet it
+
+
+def burn() -> None:
+    """Take long, by the clock and by the processor's."""
+    begin = time.thread_time()
+    while time.thread_time() - begin < SLOW_S:
+        pass
 
 
 class Slow:
@@ -42,7 +50,7 @@ class Slow:
 
     def __call__(self, *args: Any) -> Any:
         self.calls += 1
-        time.sleep(SLOW_S)
+        burn()
         return self._run(*args)
 
 
@@ -186,6 +194,80 @@ def test_what_nothing_used_goes_when_background_work_is_done(monkeypatch: pytest
     assert not held.bytes
 
 
+def test_what_is_clear_is_run_no_more_and_a_busy_core_says_nothing() -> None:
+    counts = [0, 0, 0, 0]
+
+    def kernel(place: int, milliseconds: float, waits: float = 0.0) -> Any:
+        def run() -> None:
+            counts[place] += 1
+            time.sleep(waits)
+            begin = time.thread_time()
+            while time.thread_time() - begin < milliseconds / 1e3:
+                pass
+
+        return run
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        runs = [kernel(0, 2.0), kernel(1, 8.0), kernel(2, 1.0, waits=0.01), kernel(3, 0.9)]
+        assert fastest(list(zip(runs, (1.0, 1.0, 1.0, MARGIN), strict=True))) == 2, "a ninth less is not worth a copy"
+    finally:
+        torch.set_num_threads(threads)
+    assert counts == [2, 2, 1, 2], "long ones twice, the winner once"
+
+
+def test_layers_of_one_shape_are_compared_once_and_those_that_are_alike_until_they_agree() -> None:
+    trials, asked = KernelTrials(), list[str]()
+
+    def candidates(name: str, place: int) -> list[tuple[Any, float]]:
+        slow, fast = Slow(lambda: None), lambda: asked.append(name)
+        return [(fast, 1.0), (slow, 1.0)] if place == 0 else [(slow, 1.0), (fast, 1.0)]
+
+    def outcome(name: str, place: int, alike: str | None = None) -> int | None:
+        asked.clear()
+        return trials.fastest(name, candidates(name, place), alike)
+
+    assert outcome("a", 1) == 1 and asked
+    assert outcome("a", 0) == 1 and not asked
+    assert outcome("b", 0) == 0 and trials.known("c") is None
+    assert outcome("d", 1, "large") == 1 and trials.known("f", "large") is None
+    assert outcome("e", 1, "large") == 1 and trials.known("f", "large") == 1 and trials.known("f", "small") is None
+    assert outcome("f", 0, "large") == 1 and not asked
+    assert outcome("g", 0, "small") == 0 and outcome("h", 1, "small") == 1
+    assert outcome("i", 0, "small") == 0 and asked, "where two differ each is compared"
+    trials.forget()
+    assert trials.known("a") is None and trials.known("f", "large") is None
+
+
+def test_behind_a_long_comparison_calls_run_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "REST", 1e6)
+    trials, slow = KernelTrials(), Slow(lambda: None)
+    runs: list[tuple[Any, float]] = [(slow, 1.0), (lambda: None, 1.0)]
+    assert trials.fastest("a", [(lambda: None, 1.0)] * 2) is not None, "short ones do not count"
+    assert trials.fastest("b", runs) == 1
+    before = slow.calls
+    assert trials.fastest("c", runs) is None and slow.calls == before
+    assert trials.fastest("b", runs) == 1
+    assert trials.fastest("d", runs, at_once=True) == 1
+
+
+@needs_convs
+def test_convolutions_wait_for_their_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "REST", 1e6)
+    window, x = Window((1, 1), (0, 0), (1, 1), 1), torch.randn(1, 19, 6, 7)
+    convs = [
+        ConvKernels(SlowConv(torch.randn(n, 19, 1, 1), None, window, affine(), "none", affine(), lambda x: x)) for n in (33, 70)
+    ]
+    with torch.no_grad():
+        for _ in range(3):
+            for kernels in convs:
+                want = torch.conv2d(x.double(), kernels.conv.weight.double())
+                close(kernels(x), want)
+        assert convs[0].for_sizes(x) is not convs[0], "decided"
+        assert convs[1].for_sizes(x) is convs[1] and not convs[1].bytes, "open, and nothing held for it"
+
+
 class SlowConv(FoldedConv):
     """Torch's own choice, slowed."""
 
@@ -193,7 +275,7 @@ class SlowConv(FoldedConv):
 
     def __call__(self, x: Tensor) -> Tensor:
         SlowConv.calls += 1
-        time.sleep(SLOW_S)
+        burn()
         return super().__call__(x)
 
 
@@ -201,7 +283,7 @@ class SlowLibrary(ConvKernels):
     """The library without packed weights, slowed."""
 
     def _in_library(self, x: Tensor) -> Tensor:
-        time.sleep(SLOW_S)
+        burn()
         return super()._in_library(x)
 
 

@@ -33,7 +33,8 @@ def model(
         [helper.make_tensor_value_info(k, t, None) for k, t in outputs.items()],
         [numpy_helper.from_array(v, k) for k, v in constants.items()],
     )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
 
 
 def branch(name: str, nodes: list[onnx.NodeProto], out: str, elem: int = F32) -> onnx.GraphProto:
@@ -89,6 +90,17 @@ def test_arithmetic_of_sizes_is_gone_from_recorded_calls() -> None:
     said = "sizes that come again have calls of their own in it: 3 recordings, 3 calls at most instead of 8"
     assert module.notes == (said,)
     assert 0 < module.prepared_bytes <= 3 * size_folding.MAX_FIXED_BYTES
+
+
+def test_sizes_are_known_behind_operators_of_onnx_runtime() -> None:
+    fused = [
+        node("BiasGelu", ["x", "bias"], ["g"], domain="com.microsoft"),
+        node("SkipLayerNormalization", ["g", "x", "bias"], ["z"], domain="com.microsoft"),
+    ]
+    sizes = [node("Shape", ["z"], ["s"]), *HALVES[1:5], node("Reshape", ["z", "sizes"], ["parts"]), *HALVES[6:]]
+    data = model([*fused, *sizes], {"x": (F32, ["n", 6])}, {"y": F32}, {**NUMBERS, "bias": rows(6)})
+    module = same(data, (rows(3, 6),), (rows(1, 6),))
+    assert recorded(module) == [["BiasGelu", "SkipLayerNormalization", "Reshape", "Transpose", "Relu"]] * 2
 
 
 def test_large_values_that_follow_from_sizes_are_computed_in_every_call() -> None:

@@ -214,16 +214,9 @@ def _starts_and_units(t: _BlockText, i: str) -> None:
     t.store("float", t.op("fmul", "float", t.splat("float", "%scale"), t.load("float", "%factor", i)), "%unit", i)
 
 
-def _tap(t: _BlockText, i: str) -> None:
-    """One tap of a depthwise window, added to sums."""
-    x = t.op("xor", "i32", t.cast("zext", "i8", t.load("i8", "%x", i), "i32"), t.splat("i32", "%flip"))
-    real = t.op("sub", "i32", x, t.splat("i32", "%zero"))
-    product = t.op("mul", "i32", real, t.cast("sext", "i8", t.load("i8", "%w", i), "i32"))
-    t.store("i32", t.op("add", "i32", t.load("i32", "%acc", i), product), "%acc", i)
-
-
-def _zeros(t: _BlockText, i: str) -> None:
-    t.store("i32", t.splat("i32", "0"), "%y", i)
+def _turned(t: _BlockText, i: str) -> None:
+    """Signed bytes as unsigned ones, 128 more."""
+    t.store("i8", t.op("xor", "i8", t.load("i8", "%x", i), t.splat("i8", "-128")), "%y", i)
 
 
 def _products_text(target: CpuTarget) -> str:
@@ -233,8 +226,7 @@ def _products_text(target: CpuTarget) -> str:
     rows = [_loop(f"row_{name}", ROW_ARGUMENTS, _finished(kind)) for kind, (name, _) in ROWS.items()]
     told = "ptr %sums, ptr %factor, ptr %start, ptr %unit, i32 %zero, float %scale"
     return "\n".join((
-        *rows, _loop("told", told, _starts_and_units), _loop("tap", "ptr %x, ptr %w, ptr %acc, i32 %flip, i32 %zero", _tap),
-        _loop("zeros", "ptr %x, ptr %y", _zeros), byte_products.text(target),
+        *rows, _loop("told", told, _starts_and_units), _loop("turned", "ptr %x, ptr %y", _turned), byte_products.text(target),
     ))  # fmt: skip
 
 

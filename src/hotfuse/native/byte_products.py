@@ -2,7 +2,7 @@
 
     layer       rows of bytes (or of floats, which are quantized first, also by their own range) times packed weights
     conv        images with channels innermost: windows are copied into rows, a few hundred at a time, and multiplied as above
-    depthwise   one channel at a time, tap by tap
+    depthwise   one channel at a time: some vectors of channels go through all taps of a window before the next
 
 Sums are exact 32-bit integers: four products of an unsigned and a signed byte are one instruction where the processor has it, else
 they are widened and added in pairs of 16 bits, which cannot saturate. What happens to the sums is done while they are in the first
@@ -64,6 +64,11 @@ def packed(weight: Tensor, target: CpuTarget) -> Tensor:
     return torch.cat(parts)
 
 
+def in_words(weight: Tensor) -> Tensor:
+    """Signed bytes as 16 bits in words whose upper halves are zero: a product of pairs of 16 bits is one of words then."""
+    return weight.to(torch.int32) & 0xFFFF
+
+
 def _up(n: int, to: int) -> int:
     return -(-n // to) * to
 
@@ -96,8 +101,8 @@ def _field(f: FunctionText, name: str) -> str:
 
 
 def _tile_text(dot: ByteDot, rows: int, vectors: int, width: int) -> str:
-    """`void tile(ptr a, i64 lda, ptr b, i64 quads, i32 flip, ptr acc)`: sums of some rows and a panel's columns."""
-    f = FunctionText(f"void @hf_tile_{rows}_{vectors}(ptr %a, i64 %lda, ptr %b, i64 %quads, i32 %flip, ptr %acc)")
+    """`void tile(ptr a, i64 lda, ptr b, i64 quads, ptr acc)`: sums of some rows and a panel's columns."""
+    f = FunctionText(f"void @hf_tile_{rows}_{vectors}(ptr %a, i64 %lda, ptr %b, i64 %quads, ptr %acc)")
     at, places = ["%a"], [(r, v) for r in range(rows) for v in range(vectors)]
     for _ in range(rows - 1):
         at.append(f.moved(at[-1], "%lda"))
@@ -113,7 +118,7 @@ def _tile_text(dot: ByteDot, rows: int, vectors: int, width: int) -> str:
     ]
     for r in range(rows):
         four = f.new(f"load i32, ptr {f.moved(at[r], '%q', 'i32')}, align 1")
-        x = dot.unsigned(f, dot.splat(f, "i32", dot.lanes, f.op("xor", four, "%flip", "i32")))
+        x = dot.unsigned(f, dot.splat(f, "i32", dot.lanes, four))
         for v in range(vectors):
             total = dot.add(f, f"%c{r}.{v}", x, weights[v])
             f.do(f"%n{r}.{v} = add {dot.type} {total}, zeroinitializer")
@@ -160,8 +165,8 @@ def _result_size(f: FunctionText) -> str:
 
 
 def _gemm_text(target: CpuTarget, heights: Sequence[int]) -> str:
-    """`void gemm(ptr x, i64 lda, ptr y, i64 m, ptr d, ptr start, ptr unit, i32 flip)`"""
-    f = FunctionText("void @hf_gemm(ptr %x, i64 %lda, ptr %y, i64 %m, ptr %d, ptr %start, ptr %unit, i32 %flip)")
+    """`void gemm(ptr x, i64 lda, ptr y, i64 m, ptr d, ptr start, ptr unit)` of unsigned bytes."""
+    f = FunctionText("void @hf_gemm(ptr %x, i64 %lda, ptr %y, i64 %m, ptr %d, ptr %start, ptr %unit)")
     widths = panels(target)
     acc = f.new(f"alloca [{heights[0] * widths[0]} x i32], align 64")
     columns, weights, bias, size = _field(f, "columns"), _field(f, "weights"), _field(f, "bias"), _result_size(f)
@@ -180,7 +185,7 @@ def _gemm_text(target: CpuTarget, heights: Sequence[int]) -> str:
             rest, rows = f.op("sub", "%m", i), "1"
             for h in reversed(heights[:-1]):
                 rows = f.new(f"select i1 {f.new(f'icmp sge i64 {rest}, {h}')}, i64 {h}, i64 {rows}")
-            given = f"ptr {f.moved('%x', f.op('mul', i, '%lda'))}, i64 %lda, ptr {b}, i64 {quads}, i32 %flip, ptr {acc}"
+            given = f"ptr {f.moved('%x', f.op('mul', i, '%lda'))}, i64 %lda, ptr {b}, i64 {quads}, ptr {acc}"
             code, out = f.op("add", f.op("mul", rows, 1000), width), f.label()
             labels = {(h, w): f.label() for h in heights for w in widths}
             cases = " ".join(f"i64 {1000 * h + w}, label %{labels[h, w]}" for h, w in labels)
@@ -208,25 +213,21 @@ def _gemm_text(target: CpuTarget, heights: Sequence[int]) -> str:
     return f.done()
 
 
-_FLIP = -2139062144
-"""The highest bit of four bytes."""
-
-
 def _layer_text() -> str:
     """`i64 layer(ptr x, ptr y, i64 m, ptr scratch, ptr d, float scale, i32 zero)`: 0 where the range of floats has no scale.
 
-    The scratch has two words a padded column, and the bytes of floats behind them.
+    The scratch has two words a padded column, and behind them the bytes of floats, or signed ones turned into unsigned ones:
+    turning them as they are multiplied took a seventh of a product's time.
     """
     f = FunctionText("i64 @hf_layer(ptr %x, ptr %y, i64 %m, ptr %scratch, ptr %d, float %scale, i32 %zero)")
     found = f.new("alloca [2 x float], align 4")
-    rows, start, unit, flip, scale, zero = (f.new(f"alloca {t}") for t in ("ptr", "ptr", "ptr", "i32", "float", "i32"))
+    rows, start, unit, scale, zero = (f.new(f"alloca {t}") for t in ("ptr", "ptr", "ptr", "float", "i32"))
     inputs, padded, source = _field(f, "inputs"), _field(f, "padded"), _field(f, "source")
     n = f.op("mul", "%m", inputs)
     behind = f.moved("%scratch", f.op("mul", padded, 8))
     f.do(f"store ptr %x, ptr {rows}")
     f.do(f"store ptr {_field(f, 'start')}, ptr {start}")
     f.do(f"store ptr {_field(f, 'factor')}, ptr {unit}")
-    f.do(f"store i32 0, ptr {flip}")
     f.do(f"store float %scale, ptr {scale}")
     f.do(f"store i32 %zero, ptr {zero}")
     labels = {k: f.label() for k in (SIGNED, STATIC, DYNAMIC, TOLD)}
@@ -234,7 +235,8 @@ def _layer_text() -> str:
     cases = " ".join(f"i64 {k}, label %{label}" for k, label in labels.items())
     f.do(f"switch i64 {source}, label %{run} [{cases}]")
     f.at(labels[SIGNED])
-    f.do(f"store i32 {_FLIP}, ptr {flip}")
+    f.do(f"call void @hf_turned(ptr %x, ptr {behind}, i64 {n})")
+    f.do(f"store ptr {behind}, ptr {rows}")
     f.do(f"br label %{run}")
     f.at(labels[STATIC])
     told = f"float {_field(f, 'x_scale')}, float {_field(f, 'x_zero')}, float 0.0, float 255.0"
@@ -251,7 +253,8 @@ def _layer_text() -> str:
     f.do(f"store i32 {f.new(f'fptosi float {second} to i32')}, ptr {zero}")
     f.do(f"br label %{ready}")
     f.at(labels[TOLD])
-    f.do(f"store i32 {_FLIP}, ptr {flip}")
+    f.do(f"call void @hf_turned(ptr %x, ptr {behind}, i64 {n})")
+    f.do(f"store ptr {behind}, ptr {rows}")
     f.do(f"store i32 {f.op('add', '%zero', 128, 'i32')}, ptr {zero}")
     f.do(f"br label %{ready}")
     f.at(ready)
@@ -263,13 +266,13 @@ def _layer_text() -> str:
     f.do(f"br label %{run}")
     f.at(run)
     first, last = f.new(f"load ptr, ptr {start}"), f.new(f"load ptr, ptr {unit}")
-    source_rows, turned = f.new(f"load ptr, ptr {rows}"), f.new(f"load i32, ptr {flip}")
+    source_rows = f.new(f"load ptr, ptr {rows}")
     columns, size, chunk = _field(f, "columns"), _result_size(f), _chunk(f, inputs)
 
     def some(i: str) -> str:
         x, y = f.moved(source_rows, f.op("mul", i, inputs)), f.moved("%y", f.op("mul", f.op("mul", i, columns), size))
         many = f.smaller(chunk, f.op("sub", "%m", i))
-        f.do(f"call void @hf_gemm(ptr {x}, i64 {inputs}, ptr {y}, i64 {many}, ptr %d, ptr {first}, ptr {last}, i32 {turned})")
+        f.do(f"call void @hf_gemm(ptr {x}, i64 {inputs}, ptr {y}, i64 {many}, ptr %d, ptr {first}, ptr {last})")
         return chunk
 
     f.loop("%m", some)
@@ -332,7 +335,6 @@ def _conv_text() -> str:
     inputs, start, unit = _field(f, "inputs"), _field(f, "start"), _field(f, "factor")
     channels, size, out = _field(f, "channels"), _result_size(f), _field(f, "columns")
     signed = f.new(f"icmp eq i64 {_field(f, 'source')}, {SIGNED}")
-    flip = f.new(f"select i1 {signed}, i32 {_FLIP}, i32 0")
     border = f.new(f"fptosi float {_field(f, 'x_zero')} to i32")
     pad = f.new(f"trunc i32 {border} to i8")
     chunk, plane = _chunk(f, inputs), f.op("mul", "%rows", "%columns")
@@ -392,23 +394,98 @@ def _conv_text() -> str:
 
         f.loop(last, pixel, first)
         y = f.moved("%y", f.op("mul", f.op("mul", first, out), size))
-        f.do(f"call void @hf_gemm(ptr %scratch, i64 {inputs}, ptr {y}, i64 {many}, ptr %d, ptr {start}, ptr {unit}, i32 {flip})")
+        copied = f.op("mul", many, inputs)
+        f.when(signed, lambda: f.do(f"call void @hf_turned(ptr %scratch, ptr %scratch, i64 {copied})"))
+        f.do(f"call void @hf_gemm(ptr %scratch, i64 {inputs}, ptr {y}, i64 {many}, ptr %d, ptr {start}, ptr {unit})")
         return chunk
 
     f.loop("%pixels", some)
     return f.done()
 
 
+def _taps_text(dot: ByteDot) -> str:
+    """`void taps(ptr x, ptr w, ptr acc, i32 flip, i32 zero, i64 y0, i64 y1, i64 x0, i64 x1, i64 line, i64 step, i64 row, i64 n)`:
+    sums of one window for `n` channels, of the taps from one to another in both directions."""
+    f = FunctionText(
+        "void @hf_taps(ptr %x, ptr %w, ptr %acc, i32 %flip, i32 %zero, i64 %y0, i64 %y1, i64 %x0, i64 %x1, i64 %line, i64 %step, "
+        "i64 %row, i64 %n)"
+    )
+
+    def window(first: str, vectors: int, width: int) -> int:
+        kind = "i32" if width == 1 else f"<{width} x i32>"
+        outer, lines, inner, taps, line_end, end = (f.label() for _ in range(6))
+        ky, kx = f"%y.{outer}", f"%x.{outer}"
+        sums, totals = ([f"%{name}{v}.{outer}" for v in range(vectors)] for name in ("s", "t"))
+        flip, zero = ("%flip", "%zero") if width == 1 else (dot.splat(f, "i32", width, v) for v in ("%flip", "%zero"))
+        f.do(f"br label %{outer}.before")
+        f.at(f"{outer}.before")
+        f.do(f"br label %{outer}")
+        f.at(outer)
+        f.do(f"{ky} = phi i64 [%y0, %{outer}.before], [{ky}.next, %{line_end}]")
+        for s, t in zip(sums, totals, strict=True):
+            f.do(f"{s} = phi {kind} [{'0' if width == 1 else 'zeroinitializer'}, %{outer}.before], [{t}, %{line_end}]")
+        f.branch(f.new(f"icmp slt i64 {ky}, %y1"), lines, end)
+        f.at(lines)
+        source = f.moved(f.moved("%x", f.op("mul", ky, "%line")), first)
+        weights = f.moved("%w", f.op("add", f.op("mul", ky, "%row"), first), "i32")
+        f.do(f"br label %{inner}")
+        f.at(inner)
+        f.do(f"{kx} = phi i64 [%x0, %{lines}], [{kx}.next, %{taps}]")
+        for s, t in zip(sums, totals, strict=True):
+            f.do(f"{t} = phi {kind} [{s}, %{lines}], [{t}.next, %{taps}]")
+        f.branch(f.new(f"icmp slt i64 {kx}, %x1"), taps, line_end)
+        f.at(taps)
+        x, w = f.moved(source, f.op("mul", kx, "%step")), f.moved(weights, f.op("mul", kx, "%n"), "i32")
+        for v, t in enumerate(totals):
+            bytes_at, words_at = f.moved(x, v * width), f.moved(w, v * width, "i32")
+            byte = f.new(f"load {'i8' if width == 1 else f'<{width} x i8>'}, ptr {bytes_at}, align 1")
+            wide = f.new(f"zext {'i8' if width == 1 else f'<{width} x i8>'} {byte} to {kind}")
+            real = f.op("sub", f.op("xor", wide, flip, kind), zero, kind)
+            word = f.new(f"load {kind}, ptr {words_at}, align 4")
+            product = dot.of_words(f, real, word) if width > 1 else f.op("mul", real, _signed_word(f, word), kind)
+            f.do(f"{t}.next = add {kind} {t}, {product}")
+        f.do(f"{kx}.next = add i64 {kx}, 1")
+        f.do(f"br label %{inner}")
+        f.at(line_end)
+        f.do(f"{ky}.next = add i64 {ky}, 1")
+        f.do(f"br label %{outer}")
+        f.at(end)
+        for v, s in enumerate(sums):
+            f.do(f"store {kind} {s}, ptr {f.moved('%acc', f.op('add', first, v * width), 'i32')}, align 4")
+        return vectors * width
+
+    start: str | int = 0
+    for vectors, width in ((4, dot.lanes), (1, dot.lanes), (1, 1)):
+        until = f.op("and", "%n", -vectors * width)
+        f.loop(until, lambda c, vectors=vectors, width=width: window(c, vectors, width), start)
+        start = until
+    return f.done()
+
+
+def _signed_word(f: FunctionText, word: str) -> str:
+    return f.op("ashr", f.op("shl", word, 16, "i32"), 16, "i32")
+
+
 def _depthwise_text() -> str:
-    """`void depthwise(ptr x, ptr y, i64 pixels, ptr scratch, ptr d, …)`: the table's weights are taps by channels, signed bytes."""
+    """`void depthwise(ptr x, ptr y, i64 pixels, ptr scratch, ptr d, …)`: weights are taps by channels, as `in_words`."""
     f = FunctionText(f"void @hf_depthwise(ptr %x, ptr %y, i64 %pixels, ptr %scratch, ptr %d, {_IMAGE})")
     channels, size, weights = _field(f, "channels"), _result_size(f), _field(f, "weights")
     signed = f.new(f"icmp eq i64 {_field(f, 'source')}, {SIGNED}")
     flip = f.new(f"select i1 {signed}, i32 128, i32 0")
     border = f.new(f"fptosi float {_field(f, 'x_zero')} to i32")
     plane, taps_y, taps_x = f.op("mul", "%rows", "%columns"), _field(f, "kernel_y"), _field(f, "kernel_x")
+    dilation_y, dilation_x = _field(f, "dilation_y"), _field(f, "dilation_x")
+    line, step = f.op("mul", f.op("mul", "%width", channels), dilation_y), f.op("mul", channels, dilation_x)
+    row = f.op("mul", taps_x, channels)
     zero = f.op("xor", f.op("and", border, 255, "i32"), flip, "i32")
     start, unit, bias = _field(f, "start"), _field(f, "factor"), _field(f, "bias")
+
+    def inside(first: str, size: str, dilation: str, taps: str) -> tuple[str, str]:
+        """The first tap that lies in the image, and the one behind the last."""
+        less = f.op("sub", dilation, 1)
+        before = f.op("sdiv", f.op("add", f.larger(f.op("sub", 0, first), 0), less), dilation)
+        behind = f.op("sdiv", f.op("add", f.larger(f.op("sub", size, first), 0), less), dilation)
+        return before, f.smaller(taps, behind)
 
     def pixel(p: str) -> int:
         image, inner = f.op("udiv", p, plane), f.op("urem", p, plane)
@@ -416,29 +493,10 @@ def _depthwise_text() -> str:
         top = f.op("sub", f.op("mul", oy, _field(f, "stride_y")), _field(f, "pad_y"))
         left = f.op("sub", f.op("mul", ox, _field(f, "stride_x")), _field(f, "pad_x"))
         lines = f.op("mul", image, "%height")
-        f.do(f"call void @hf_zeros(ptr %scratch, ptr %scratch, i64 {channels})")
-
-        def line(ky: str) -> int:
-            iy = f.op("add", top, f.op("mul", ky, _field(f, "dilation_y")))
-            inside = f.op("and", f.new(f"icmp sge i64 {iy}, 0"), f.new(f"icmp slt i64 {iy}, %height"), "i1")
-            base = f.op("mul", f.op("add", lines, iy), "%width")
-
-            def tap(kx: str) -> int:
-                ix = f.op("add", left, f.op("mul", kx, _field(f, "dilation_x")))
-                here = f.op("and", f.new(f"icmp sge i64 {ix}, 0"), f.new(f"icmp slt i64 {ix}, %width"), "i1")
-
-                def add() -> None:
-                    at = f.moved("%x", f.op("mul", f.op("add", base, ix), channels))
-                    w = f.moved(weights, f.op("mul", f.op("add", f.op("mul", ky, taps_x), kx), channels))
-                    f.do(f"call void @hf_tap(ptr {at}, ptr {w}, ptr %scratch, i32 {flip}, i32 {zero}, i64 {channels})")
-
-                f.when(here, add)
-                return 1
-
-            f.when(inside, lambda: f.loop(taps_x, tap))
-            return 1
-
-        f.loop(taps_y, line)
+        (y0, y1), (x0, x1) = inside(top, "%height", dilation_y, taps_y), inside(left, "%width", dilation_x, taps_x)
+        at = f.moved("%x", f.op("mul", f.op("add", f.op("mul", f.op("add", lines, top), "%width"), left), channels))
+        taps = f"i64 {y0}, i64 {y1}, i64 {x0}, i64 {x1}, i64 {line}, i64 {step}, i64 {row}, i64 {channels}"
+        f.do(f"call void @hf_taps(ptr {at}, ptr {weights}, ptr %scratch, i32 {flip}, i32 {zero}, {taps})")
         y = f.moved("%y", f.op("mul", f.op("mul", p, channels), size))
         _finish(f, "%scratch", y, start, unit, bias, channels)
         return 1
@@ -454,6 +512,6 @@ def text(target: CpuTarget) -> str:
     widths = panels(target)
     tiles = [_tile_text(dot, h, w // target.lanes, widths[0]) for h in heights for w in widths]
     return "\n".join((
-        dot.declared, "declare i64 @llvm.smin.i64(i64, i64)", "declare i64 @llvm.smax.i64(i64, i64)", *tiles,
-        _gemm_text(target, heights), _layer_text(), _copy_text(), _fill_text(), _conv_text(), _depthwise_text(),
+        *dot.declared, "declare i64 @llvm.smin.i64(i64, i64)", "declare i64 @llvm.smax.i64(i64, i64)", *tiles,
+        _gemm_text(target, heights), _layer_text(), _copy_text(), _fill_text(), _conv_text(), _taps_text(dot), _depthwise_text(),
     ))  # fmt: skip

@@ -96,12 +96,11 @@ class ByteDot:
     def __init__(self, target: CpuTarget) -> None:
         self.lanes, self.fast = target.lanes, target.dots_bytes
         self.type, self.raw, self.half = f"<{self.lanes} x i32>", f"<{4 * self.lanes} x i8>", f"<{2 * self.lanes} x i16>"
+        self.pairs = "llvm.x86.avx512.pmaddw.d.512" if target.name == "avx512" else "llvm.x86.avx2.pmadd.wd"
+        self.declared = [f"declare {self.type} @{self.pairs}({self.half}, {self.half})"]
         if self.fast:
             self.name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
-            self.declared = f"declare {self.type} @{self.name}({self.type}, {self.raw}, {self.raw})"
-        else:
-            self.name = "llvm.x86.avx512.pmaddw.d.512" if target.name == "avx512" else "llvm.x86.avx2.pmadd.wd"
-            self.declared = f"declare {self.type} @{self.name}({self.half}, {self.half})"
+            self.declared.append(f"declare {self.type} @{self.name}({self.type}, {self.raw}, {self.raw})")
 
     def splat(self, f: FunctionText, type: str, count: int, value: str) -> str:
         """A number in every place of a vector."""
@@ -127,11 +126,16 @@ class ByteDot:
         up = f.new(f"shl {self.half} {pairs}, {eight}")
         return tuple(f.new(f"ashr {self.half} {v}, {eight}") for v in (up, pairs))
 
+    def of_words(self, f: FunctionText, x: str, w: str) -> str:
+        """Products of lanes that 16 bits hold; the upper halves of `w` are zero."""
+        a, b = (f.new(f"bitcast {self.type} {v} to {self.half}") for v in (x, w))
+        return f.new(f"call {self.type} @{self.pairs}({self.half} {a}, {self.half} {b})")
+
     def add(self, f: FunctionText, total: str, x: tuple[str, ...], w: tuple[str, ...]) -> str:
         """Sums with four products more in each lane."""
         if self.fast:
             return f.new(f"call {self.type} @{self.name}({self.type} {total}, {self.raw} {x[0]}, {self.raw} {w[0]})")
         for a, b in zip(x, w, strict=True):
-            more = f.new(f"call {self.type} @{self.name}({self.half} {a}, {self.half} {b})")
+            more = f.new(f"call {self.type} @{self.pairs}({self.half} {a}, {self.half} {b})")
             total = f.new(f"add {self.type} {total}, {more}")
         return total

@@ -24,14 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, fastest, usable
+from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, trials, usable
 
 MIN_MULTIPLIES = 1 << 22
 """Of a call: between other operators, out of their caches, smaller ones gain nothing (64, 128, 256: 53 us either way)."""
-MAX_SHAPES = 1 << 12
-"""Shapes of which it is remembered which kernel is faster."""
-_faster: dict[tuple[int, int, int, int], bool] = {}
-"""Whether the packed product is, by inputs, outputs, bits of the number of rows, and threads."""
 
 
 class ConstantProduct:
@@ -58,10 +54,10 @@ class ConstantProduct:
         if x.dim() < 2 or x.shape[-1] != self._inputs or not usable(x):
             return self.plain(x, *constants)
         rows = x.numel() // self._inputs
-        key = (self._inputs, self._outputs, rows.bit_length(), torch.get_num_threads())
-        wins = _faster.get(key)
+        layer = self._layer(rows)
+        wins = trials.known(layer)
         if wins is None:
-            wins = self._compared(key, x, constants)
+            wins = self._compared(layer, x, constants)
         weight = self._packed.get() if wins else None
         return self.plain(x, *constants) if weight is None else _linear(x, weight, self._bias, "none", [], "")
 
@@ -70,28 +66,28 @@ class ConstantProduct:
         rows = x.numel() // self._inputs if x.dim() > 1 else 0
         if x.numel() * self._outputs < MIN_MULTIPLIES or not rows:
             return None
-        wins = _faster.get((self._inputs, self._outputs, rows.bit_length(), torch.get_num_threads()))
+        wins = trials.known(self._layer(rows))
         return self if wins is None else self._by_packed if wins else None
 
     def _by_packed(self, x: Tensor, *constants: Any) -> Any:
         weight = self._packed.get() if usable(x) else None
         return self.plain(x, *constants) if weight is None else _linear(x, weight, self._bias, "none", [], "")
 
-    def _compared(self, key: tuple[int, int, int, int], x: Tensor, constants: tuple[Any, ...]) -> bool:
+    def _layer(self, rows: int) -> tuple[str, int, int, int]:
+        return "product", self._inputs, self._outputs, rows.bit_length()
+
+    def _compared(self, layer: tuple[str, int, int, int], x: Tensor, constants: tuple[Any, ...]) -> int:
         """Whether the packed product is faster, if that is to be known by now."""
-        if key[2] not in self._seen:
-            self._seen.add(key[2])
+        if layer[3] not in self._seen:
+            self._seen.add(layer[3])
             return False
         if (weight := self._packed.get()) is None:
             return False
         candidates = ((lambda: self.plain(x, *constants), 1.0), (lambda: _linear(x, weight, self._bias, "none", [], ""), MARGIN))
-        wins = fastest(candidates) == 1
-        if len(_faster) >= MAX_SHAPES:
-            _faster.clear()
-        _faster[key] = wins
-        if not wins:
+        wins = trials.fastest(layer, candidates)
+        if wins == 0:
             self._packed.let_go()
-        return wins
+        return wins or 0
 
     def __deepcopy__(self, memo: object) -> ConstantProduct:
         """What it knows holds for a copy of the model, too."""

@@ -11,20 +11,20 @@ included; for few pixels a copy in its order saves as much again. One thread of 
     oneDNN                                  960                 278                861                      41
     oneDNN, packed                          870                 267                433                      19
 
-What is faster is measured by powers of two of an image's elements, when they come the second time.
+What is faster is measured by powers of two of an image's elements, when they come the second time, once for layers of one shape.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.native_floats import native_windows
-from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, fastest, usable
+from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, trials, usable
 from hotfuse.ops.folded_conv import FoldedConv
 
 Images = Callable[[Tensor], Tensor]
@@ -63,16 +63,16 @@ class ConvKernels:
             return conv(x)
         return self.chosen(x)(x)
 
-    def for_sizes(self, x: Tensor) -> Images:
+    def for_sizes(self, x: Tensor, *, at_once: bool = False) -> Images:
         """What to call for images of just these sizes, which have come before; itself as long as that is open."""
         if x.dim() != self.conv.dims or self.conv.window.groups != 1:
             return self.conv
         key = (x.numel().bit_length(), torch.get_num_threads())
         self._seen.add(key)
-        self.chosen(x)
+        self.chosen(x, at_once=at_once)
         return self._chosen.get(key, self)
 
-    def chosen(self, x: Tensor) -> Images:
+    def chosen(self, x: Tensor, *, at_once: bool = False) -> Images:
         """The kernel for images of such a size, measured when they come the second time."""
         key = (x.numel().bit_length(), torch.get_num_threads())
         if (found := self._chosen.get(key)) is not None:
@@ -80,26 +80,45 @@ class ConvKernels:
         if key not in self._seen or not available():
             self._seen.add(key)
             return self.conv
-        return self._fastest(key, x)
+        return self._fastest(key, x, at_once=at_once)
 
-    def _fastest(self, key: tuple[int, int], x: Tensor) -> Images:
+    def _fastest(self, key: tuple[int, int], x: Tensor, *, at_once: bool) -> Images:
         if max(self.conv.window.pads) and not bool(torch.isfinite(self.conv.weight).all()):
             self._chosen[key] = self.conv  # zeros around an image times what is not finite are no zeros: not all kernels read them
             return self.conv
-        library = self.conv.with_kernel(self._in_library)
+        library, layer, alike = self.conv.with_kernel(self._in_library), self.layer(x), self.alike(x)
         candidates: list[tuple[Images, float]] = [(self.conv, 1.0), (library, 1.0)]
         packed = self._packed or self._to_pack(x)
-        if packed.get() is not None:
-            candidates.append((self.conv.with_kernel(functools.partial(self._by_packed, packed)), MARGIN))
-        elif packed.later:
-            return self.conv  # compared by a later call
-        best = fastest([(functools.partial(run, x), margin) for run, margin in candidates])
+        best = trials.known((*layer, True), (*alike, True))
+        if best is None and trials.rests and not at_once:
+            return self.conv
+        if best in (None, 2):
+            if packed.get() is not None:
+                candidates.append((self.conv.with_kernel(functools.partial(self._by_packed, packed)), MARGIN))
+            elif packed.later:
+                return self.conv  # compared by a later call
+            runs = [(functools.partial(run, x), margin) for run, margin in candidates]
+            three = len(candidates) == 3
+            best = trials.fastest((*layer, three), runs, (*alike, three), at_once=at_once)
         if best == 2:
             self._packed = packed
         elif packed is not self._packed:
             packed.let_go()
+        if best is None:
+            return self.conv
         self._chosen[key] = candidates[best][0]
         return candidates[best][0]
+
+    def alike(self, x: Tensor) -> tuple[Hashable, ...]:
+        """What decides which library is faster: how much there is to multiply, and whether weights are most of it."""
+        weight = self.conv.weight
+        work = (x.numel() // max(1, x.shape[1]) * weight.numel()).bit_length()
+        return "conv", weight[0, 0].numel() == 1, weight.numel() > x.numel(), work // 2, x.stride(1) == 1
+
+    def layer(self, x: Tensor) -> tuple[Hashable, ...]:
+        """What it and others are compared as on images like this one."""
+        conv, innermost = self.conv, x.stride(1) == 1
+        return "conv", conv.weight.shape, conv.window, conv.activation, conv.dims, x.numel().bit_length(), innermost
 
     def _to_pack(self, x: Tensor) -> PackedWeight:
         window, weight = self.conv.window, self.conv.weight

@@ -17,8 +17,9 @@ from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine, is_float
 _ANY_ORDER = frozenset({
     "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear",
     "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
-    "LeakyRelu", "Log", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pow", "QLinearAdd", "QLinearMul", "QuantizeLinear",
-    "ReduceMean", "Relu", "Resize", "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh",
+    "LeakyRelu", "Log", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pow", "QLinearAdd", "QLinearGlobalAveragePool",
+    "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QuantizeLinear", "ReduceMean", "Relu", "Resize", "Sigmoid", "Softplus",
+    "Sqrt", "Sub", "Swish", "Tanh",
 })  # fmt: skip
 """Operators whose functions take images in any order of memory without copying them."""
 
@@ -69,7 +70,7 @@ def _ranks(steps: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) 
 def _link(step: ProgramStep, known: set[int], env: Sequence[Value], ranks: Mapping[int, int]) -> ChainLink:
     reads = tuple(i for i in step.ins if i not in known)
     role, numbers, channels = ChainRole.OTHER, None, 0
-    if step.kind == "op" and step.node.domain in ("", "ai.onnx") and reads and len(step.outs) == 1:
+    if step.kind == "op" and step.node.domain in ("", "ai.onnx", "com.microsoft") and reads and len(step.outs) == 1:
         constants = [env[i] if i in known else None for i in step.ins]
         role, numbers, channels = _role(step, reads, constants, ranks.get(reads[0], 4))
     return ChainLink(role, reads, step.outs, numbers, channels)

@@ -1,8 +1,11 @@
-"""Weights in the order of oneDNN's blocks, kept while the interpreter multiplies with them.
+"""Weights in the order of oneDNN's blocks, kept while the interpreter multiplies with them, and which kernel is faster.
 
 A packed copy makes calls faster and nothing else, so it may go at any time: where nothing has used it for some seconds (compiled
 code answers by then), and where the process is idle. All copies of a process together stay within a bound, and making them takes a
 part of the time only: a call that packed all the weights of a model would take several times as long as the one before.
+
+Kernels are compared once in a process for a layer of one shape, in as few runs as tell them apart, and in a part of the time, too:
+calls of a text recognizer that compared each of its 59 convolutions by itself took 200 to 270 ms instead of 25 (decision 353).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +27,16 @@ UNUSED_S = 5.0
 """What nothing has used for so long goes when background work is done; when idle, all of it."""
 SMALL_BYTES, REST = 1 << 20, 2.0
 """Behind the packing of a larger weight no other such is packed for so many times as long as it took."""
-ROUNDS, SHORT_S = 3, 5e-3
-"""How often candidates are timed; longer ones once."""
+ROUNDS, SHORT_S = 3, 5e-4
+"""How often candidates are timed behind their first run, at most; longer ones once."""
+CLEAR = 1.3
+"""A candidate that is so much faster or slower than the best before it is timed no more."""
+TRIAL_S = 1e-3
+"""Behind a comparison that took longer there is none for `REST` times as long as it took."""
+MAX_SHAPES = 1 << 12
+"""Layers of which it is remembered which kernel is faster."""
+AGREEING = 2
+"""Comparisons of layers that are alike with one outcome, after which the others are not compared."""
 MARGIN = 1.25
 """By how much one that holds memory has to be faster."""
 
@@ -116,17 +127,73 @@ heap.spares(lambda: _STORE.release(0.0))
 heap.outlived(lambda: _STORE.release(UNUSED_S))
 
 
+class KernelTrials:
+    """Which of some kernels is the fastest, of all layers of a process."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, int] = {}
+        """By layer, what it is given, and number of threads: the place of the fastest."""
+        self._alike: dict[Hashable, list[int]] = {}
+        """Outcomes, by what layers have in common, and number of threads."""
+        self._not_before = 0.0
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is no time to compare."""
+        return time.monotonic() < self._not_before
+
+    def fastest(
+        self, layer: Hashable, candidates: Sequence[tuple[Run, float]], alike: Hashable = None, *, at_once: bool = False
+    ) -> int | None:  # fmt: skip
+        """The place of the one that takes least time; each with the margin by which it has to win against those before it. None
+        where that is not known and, unless it has to be at once, it is no time to find out."""
+        threads = torch.get_num_threads()
+        best = self.known(layer, alike)
+        if best is None and (at_once or not self.rests):
+            begin = time.monotonic()
+            best = fastest(candidates)
+            took = time.monotonic() - begin
+            if took > TRIAL_S:
+                self._not_before = begin + (1 + REST) * took
+            if len(self._found) >= MAX_SHAPES:
+                self._found.clear()
+            self._found[layer, threads] = best
+            if alike is not None:
+                self._alike.setdefault((alike, threads), []).append(best)
+        return best
+
+    def known(self, layer: Hashable, alike: Hashable = None) -> int | None:
+        """The same, where it was found before, of this layer or of all that are like it."""
+        threads = torch.get_num_threads()
+        found = self._found.get((layer, threads))
+        if found is None and alike is not None:
+            others = self._alike.get((alike, threads), [])
+            found = others[0] if len(others) >= AGREEING and len(set(others)) == 1 else None
+        return found
+
+    def forget(self) -> None:
+        """As if nothing had been compared."""
+        self._found.clear()
+        self._alike.clear()
+        self._not_before = 0.0
+
+
+trials = KernelTrials()
+
+
 def fastest(candidates: Sequence[tuple[Run, float]]) -> int:
     """The place of the one that takes least time; each with the margin by which it has to win against those before it."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # a core that others use as well says nothing
     best, least = 0, float("inf")
     for place, (run, margin) in enumerate(candidates):
-        run()  # what a library does once for sizes that it has not met
         spent = float("inf")
-        for _ in range(ROUNDS):
-            begin = time.perf_counter()
+        for done in range(1 + ROUNDS):
+            begin = clock()
             run()
-            spent = min(spent, time.perf_counter() - begin)
-            if spent > SHORT_S:
+            spent = min(spent, clock() - begin)
+            if spent * margin * CLEAR < least < float("inf"):
+                break  # faster, with what a library does once for sizes that it has not met
+            if done and (spent > SHORT_S or spent * margin > CLEAR * least):
                 break
         if spent * margin < least:
             best, least = place, spent

@@ -55,7 +55,7 @@ class NativeProduct:
             sums=_filled(sums, self.padded), factor=_filled(factor.float().expand(self.columns), self.padded),
             bias=_filled(torch.zeros(0) if bias is None else bias, self.padded), **{"floor": float("-inf"), **told},
         )  # fmt: skip
-        self._reads_bytes = told["source"] in (UNSIGNED, SIGNED, byte_products.TOLD)
+        self._in_place = told["source"] == UNSIGNED
         self.bytes = sum(t.nbytes for t in self.table.kept)
 
     def run(self, x: Tensor, dtype: torch.dtype, scale: float = 0.0, zero: int = 0) -> Tensor | None:
@@ -68,9 +68,9 @@ class NativeProduct:
         if native is None or native.layer is None or not rows:
             return None
         x = x.contiguous()
-        if self._reads_bytes and self.inputs % 4:  # the last row's last four bytes end behind it
+        if self._in_place and self.inputs % 4:  # the last row's last four bytes end behind it
             x = _with_slack(x)
-        size = 8 * self.padded + (0 if self._reads_bytes else rows * self.inputs + SLACK)
+        size = 8 * self.padded + (0 if self._in_place else rows * self.inputs + SLACK)
         scratch = room(size)
         y = torch.empty((*shape[:-1], self.columns), dtype=dtype)
         done = native.layer(x.data_ptr(), y.data_ptr(), rows, scratch.data_ptr(), self.table.address, scale, zero)
@@ -94,7 +94,7 @@ class NativeConv:
         source, low, high = SIGNED if x_dtype is torch.int8 else UNSIGNED, *LIMITS[y_dtype]
         start = torch.zeros(self.outputs, dtype=torch.int32) if bias is None else bias.to(torch.int32)
         if self.depthwise:
-            lying = weight.permute(2, 3, 1, 0).contiguous()
+            lying = byte_products.in_words(weight.permute(2, 3, 1, 0).contiguous())
             self.inputs = self.ky * self.kx
         else:
             rows = weight.permute(0, 2, 3, 1).reshape(self.outputs, -1).contiguous()

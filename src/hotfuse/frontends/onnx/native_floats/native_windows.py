@@ -12,13 +12,13 @@ machine, us, the fastest of the libraries' and this:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.native_floats.call_scratch import room
-from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, fastest, usable
+from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, trials, usable
 from hotfuse.native.float_layers import panel_products
 from hotfuse.native.float_layers.layer_code import CHUNK, WINDOW_FIELDS, FloatLayers, background_layers
 from hotfuse.native.float_layers.word_table import WordTable
@@ -131,10 +131,11 @@ class SmallConv:
     """A convolution on images of just these sizes: as it was chosen among the libraries', and natively once that is there and
     faster."""
 
-    __slots__ = ("_best", "_conv", "_native", "_panels")
+    __slots__ = ("_alike", "_best", "_conv", "_layer", "_native", "_panels")
 
-    def __init__(self, conv: FoldedConv, best: Images, panels: WindowPanels) -> None:
+    def __init__(self, conv: FoldedConv, best: Images, panels: WindowPanels, layer: Hashable, alike: Hashable) -> None:
         self._conv, self._best, self._panels = conv, best, panels
+        self._layer, self._alike = ("native", layer), ("native", alike)
         self._native: Images | None = None
         background_layers.begin()
 
@@ -147,12 +148,18 @@ class SmallConv:
         native, best = background_layers.layers, self._best
         if native is None:
             return best
+        if trials.known(self._layer, self._alike) == 0:
+            self._native = best
+            return best
         packed = self._panels.packed(native.target)
         if packed.get() is None and packed.later:
             return best  # compared by a later call
         found = best
         if (made := window_product(self._conv, x, packed, native, best)) is not None and packed.get() is not None:
-            found = (best, made)[fastest(((functools.partial(best, x), 1.0), (functools.partial(made, x), MARGIN)))]
+            runs = (functools.partial(best, x), 1.0), (functools.partial(made, x), MARGIN)
+            if (place := trials.fastest(self._layer, runs, self._alike)) is None:
+                return best
+            found = (best, made)[place]
         if found is best:
             packed.let_go()
         self._native = found

@@ -94,36 +94,40 @@ def affine_grid(ctx: Ctx, theta: Tensor, size: Tensor, *, align_corners: int = 0
     return F.affine_grid(theta, ctx.ints(size), bool(align_corners))
 
 
-def _corners(at: Tensor, size: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lower and upper neighbour of places in an axis, and the weights of both."""
+def _corners(at: Tensor, size: Any) -> tuple[Tensor, Tensor]:
+    """Lower and upper neighbour of places in an axis, and the weights of both; none for what lies a pixel or more outside."""
+    inside = ((at >= -1.0) & (at <= size)).to(at.dtype)
     at = at.clamp(min=0)
     low = torch.floor(at).clamp(max=size - 1)
     high = (low + 1).clamp(max=size - 1)
-    part = torch.where(low >= size - 1, torch.zeros_like(at), at - low)
-    return low.long(), high.long(), 1 - part, part
+    part = torch.where(low >= size - 1, torch.zeros_like(at), at - low) * inside
+    return torch.stack([low, high], -1).long(), torch.stack([inside - part, part], -1)
 
 
-def _roi_one(image: Tensor, ys: Tensor, xs: Tensor, mode: str, bins: tuple[int, int]) -> Tensor:
-    """image (R, C, H, W) at rows ys (R, PH * gh) and columns xs (R, PW * gw), pooled to (R, C, PH, PW)."""
-    h, w = image.shape[2], image.shape[3]
-    in_y, in_x = (ys >= -1.0) & (ys <= h), (xs >= -1.0) & (xs <= w)
-    inside = (in_y.unsqueeze(2) & in_x.unsqueeze(1)).to(image.dtype)
-    y_parts, x_parts = _corners(ys, h), _corners(xs, w)
-    flat = image.flatten(2)
-    weighted: list[Tensor] = []
-    for yi, yw in ((0, 2), (1, 3)):
-        for xi, xw in ((0, 2), (1, 3)):
-            at = y_parts[yi].unsqueeze(2) * w + x_parts[xi].unsqueeze(1)
-            weight = y_parts[yw].unsqueeze(2) * x_parts[xw].unsqueeze(1) * inside
-            taken = torch.gather(flat, 2, at.flatten(1).unsqueeze(1).expand(-1, flat.shape[1], -1))
-            weighted.append(taken * weight.flatten(1).unsqueeze(1))
+def _pixel_rows(x: Tensor) -> tuple[Tensor, Any, Any]:
+    """The pixels of all images (N, C, H, W) as rows of their channels; height and width."""
+    return x.permute(0, 2, 3, 1).flatten(0, 2), x.shape[2], x.shape[3]
+
+
+def _roi_one(
+    pixels: tuple[Tensor, Any, Any], images: Tensor, ys: Tensor, xs: Tensor, mode: str, bins: tuple[int, int]
+) -> Tensor:
+    """Of the images (R) at rows ys (R, PH * gh) and columns xs (R, PW * gw), pooled to (R, C, PH, PW).
+
+    Whole rows of channels are taken: an image for each region would be copied, and an index for each element looked at.
+    """
+    rows, h, w = pixels
+    (y_at, y_weights), (x_at, x_weights) = _corners(ys, h), _corners(xs, w)
+    lines = (images.reshape([-1, 1, 1]) * h + y_at) * w
+    at = lines.unsqueeze(3).unsqueeze(4) + x_at.unsqueeze(1).unsqueeze(1)
+    weight = y_weights.unsqueeze(3).unsqueeze(4) * x_weights.unsqueeze(1).unsqueeze(1)
     ph, pw = bins
     gh, gw = ys.shape[1] // ph, xs.shape[1] // pw
-    if mode == "avg":
-        value = (weighted[0] + weighted[1]) + (weighted[2] + weighted[3])
-        return value.reshape(image.shape[0], image.shape[1], ph, gh, pw, gw).mean((3, 5))
-    value = torch.stack(weighted).amax(0)
-    return value.reshape(image.shape[0], image.shape[1], ph, gh, pw, gw).amax((3, 5))
+    split = [-1, ph, gh, 2, pw, gw, 2]
+    at, weight = (t.reshape(split).permute(0, 1, 4, 2, 3, 5, 6).reshape(-1) for t in (at, weight))
+    taken = (rows.index_select(0, at) * weight.unsqueeze(1)).reshape([-1, 4 * gh * gw, rows.shape[1]])
+    value = taken.sum(1) / (gh * gw) if mode == "avg" else taken.amax(1)
+    return value.reshape([-1, ph, pw, rows.shape[1]]).permute(0, 3, 1, 2)
 
 
 def _samples(start: Tensor, size: Tensor, bins: int, per_bin: int) -> Tensor:
@@ -154,12 +158,12 @@ def roi_align(
     width, height = x2 - x1, y2 - y1
     if not half:
         width, height = width.clamp(min=1.0), height.clamp(min=1.0)
-    images = x.index_select(0, batch_indices.long())
+    pixels, images = _pixel_rows(x), batch_indices.long()
     bins = (output_height, output_width)
     if sampling_ratio > 0:
         ys = _samples(y1, height, output_height, sampling_ratio)
         xs = _samples(x1, width, output_width, sampling_ratio)
-        return _roi_one(images, ys, xs, mode, bins)
+        return _roi_one(pixels, images, ys, xs, mode, bins)
     per_h = ctx.ints(torch.ceil(height / output_height).long())
     per_w = ctx.ints(torch.ceil(width / output_width).long())
     out: list[Tensor] = []
@@ -169,7 +173,7 @@ def roi_align(
             continue
         ys = _samples(y1[r : r + 1], height[r : r + 1], output_height, gh)
         xs = _samples(x1[r : r + 1], width[r : r + 1], output_width, gw)
-        out.append(_roi_one(images[r : r + 1], ys, xs, mode, bins))
+        out.append(_roi_one(pixels, images[r : r + 1], ys, xs, mode, bins))
     return torch.cat(out) if out else x.new_zeros([0, x.shape[1], *bins])
 
 

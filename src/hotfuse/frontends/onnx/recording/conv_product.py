@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.native_floats.native_windows import SmallConv
-from hotfuse.frontends.onnx.packed_weights import MARGIN, fastest, usable
+from hotfuse.frontends.onnx.packed_weights import MARGIN, trials, usable
 from hotfuse.ops.folded_conv import FoldedConv
 
 MAX_PLACES = 64
@@ -32,12 +32,13 @@ def faster_of(kernels: ConvKernels, x: Tensor) -> Images:
     """The convolution itself, or the product that takes less time on images like this one."""
     if not x.numel() or not usable(x):
         return kernels
-    best = kernels.for_sizes(x)
     product = as_product(kernels.conv, x)
-    if product is not None and fastest(((lambda: best(x), 1.0), (lambda: product(x), MARGIN))):
+    best = kernels.for_sizes(x, at_once=product is not None)
+    runs = () if product is None else ((lambda: best(x), 1.0), (lambda: product(x), MARGIN))
+    if product is not None and trials.fastest(("product", *kernels.layer(x)), runs, at_once=True):
         best = product
     panels = kernels.panels_for(x)
-    return best if panels is None else SmallConv(kernels.conv, best, panels)
+    return best if panels is None else SmallConv(kernels.conv, best, panels, kernels.layer(x), kernels.alike(x))
 
 
 def as_product(conv: FoldedConv, x: Tensor) -> Images | None:

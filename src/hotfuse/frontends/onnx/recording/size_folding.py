@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from hotfuse.frontends.onnx.constant_folding import RANDOM
+from hotfuse.frontends.onnx.int8.quantized_steps import MS_DOMAIN
 from hotfuse.frontends.onnx.model_file import OnnxNode
 from hotfuse.frontends.onnx.program import ABSENT, CallSource, Program, ProgramStep
 from hotfuse.frontends.onnx.recording.bound_calls import RESHAPED, FirstInput, bound
@@ -52,6 +53,13 @@ BY_NUMBERS = frozenset({
     "Unsqueeze", "Upsample",
 })  # fmt: skip
 """Those where they follow from the first input's and the numbers in the others."""
+MICROSOFT_BY_SIZES = frozenset({
+    "BiasGelu", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "FastGelu", "FusedConv", "FusedGemm",
+    "FusedMatMul", "Gelu", "MatMulIntegerToFloat", "MatMulNBits", "QGemm", "QLinearAdd", "QLinearAveragePool",
+    "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax", "QuantizeLinear",
+    "QuickGelu", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+})  # fmt: skip
+"""Of ONNX Runtime's own operators, what `BY_SIZES` is of ONNX's."""
 
 
 def record(program: Program, args: Sequence[Value]) -> tuple[ProgramRecording, tuple[Value, ...]]:
@@ -173,7 +181,12 @@ class _Recorder:
         if step is None:
             return False, sized
         op = step.node.op
-        if step.kind != "op" or step.node.domain not in ("", "ai.onnx") or op in RANDOM or not slots:
+        if step.kind != "op" or op in RANDOM or not slots:
+            return False, False
+        if step.node.domain == MS_DOMAIN:
+            known = op in MICROSOFT_BY_SIZES
+            return known and all(s in self.fixed for s in slots), known and sized
+        if step.node.domain not in ("", "ai.onnx"):
             return False, False
         if all(s in self.fixed for s in slots) or (op in ("Shape", "Size") and slots[0] in self.sized):
             return True, True
