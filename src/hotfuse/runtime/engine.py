@@ -114,6 +114,8 @@ class Engine:
             if captures is not None:
                 self._capturer.turn = CaptureTurn(improver.calls_before_first_plans)
         self._known = KnownStructures()
+        self._known_sites: dict[int, Site] = {}
+        """Sites of structures that have code, by their numbers: naming a structure's parts to look it up takes longer than that code."""
         self._rests = Rests(self.sites)
         self._plain: dict[Names, Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
@@ -297,9 +299,11 @@ class Engine:
             counts.module_calls += 1
             return self.own_code(*args, **kwargs)
         try:
-            taken, _ = self._known.take(args, kwargs)
+            taken, known = self._known.take(args, kwargs)
             leaves, spec = taken.leaves, taken.spec
-            hash(spec)
+            site = self._known_sites.get(known.number) if known is not None else None
+            if site is None:
+                hash(spec)
         except (InputError, TypeError) as e:
             self.log.count("unsupported_calls")
             if not self._unsupported:
@@ -313,8 +317,11 @@ class Engine:
             counts.module_calls += 1
             self._rests.without_site(names)
             return self.own_code(*args, **kwargs)
-        if (site := self.sites.get(spec)) is None:
-            return self._unmet(names, spec, leaves, args, kwargs)
+        if site is None:
+            if (site := self.sites.get(spec)) is None:
+                return self._unmet(names, spec, leaves, args, kwargs)
+            if known is not None:
+                self._known_sites[known.number] = site
         self._rests.at_a_site(names)
         if site.resting > 0:
             self._rests.begin(names, site)

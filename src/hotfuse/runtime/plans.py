@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -50,6 +51,9 @@ captures serve nobody; a program that generates in many ways (beams, batches, ca
 of calls, and uses all of them."""
 MOST_SHORT_LIVED = 4
 """Changes in a row that renew the limit although plans of the model before had answered fewer calls than that."""
+UNSETTLED, MOST_UNSETTLED_S = 2, 32.0
+"""From so many such changes on, nothing is captured for twice as long as the model had lasted, and at most so long: a capture takes
+half a second of Python beside calls, and one follows the other while a variable that the model's code reads changes in every call."""
 
 
 class Servable(Protocol):
@@ -114,6 +118,8 @@ class Plans:
         """Changes of the model in a row whose plans had answered few calls."""
         self.changes = ""
         """What changed last."""
+        self._changed_at, self._settled_at = monotonic(), 0.0
+        """When that was, and from when on the model may be captured again."""
         self._in_vain = 0
         """Changes of the model in a row behind which no plan had served, since a capture was refused."""
         self.lock = threading.Lock()
@@ -126,6 +132,10 @@ class Plans:
             return True
         served = sum(e.calls for site in list(self.sites.values()) for e in site.entries)
         return self.captures < min(MOST_EARNED * most, most + served // CALLS_A_CAPTURE)
+
+    def unsettled(self) -> bool:
+        """Whether the model has changed so often that the next change is waited for, and nothing is captured meanwhile."""
+        return self.short_lived > UNSETTLED and monotonic() < self._settled_at
 
     def changes_itself(self, *, counted: bool = True) -> list[str]:
         """That the model is another one after a few calls, time and again; empty where it is not. A log that says everything once
@@ -163,6 +173,9 @@ class Plans:
             self.watch = None
             served = sum(e.calls for site in self.sites.values() for e in site.entries)
             self.short_lived = 0 if served >= CALLS_A_CAPTURE else self.short_lived + 1
+            now = monotonic()
+            lasted, self._changed_at = now - self._changed_at, now
+            self._settled_at = now + min(2 * lasted, MOST_UNSETTLED_S) if lasted < MOST_UNSETTLED_S else now
             if any(site.entries for site in self.sites.values()) and self.short_lived <= MOST_SHORT_LIVED:
                 self.captures = 0  # the budget is not for a model that is updated for years, but for one that changes itself
             self.drop_all()
