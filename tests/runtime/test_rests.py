@@ -17,6 +17,7 @@ from hotfuse.base.structure import Spec
 from hotfuse.runtime import plans
 from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import MOST_UNSETTLED_S
 from hotfuse.runtime.rests import CALLS_PER_REST, MOST_REST, Rests
 from hotfuse.runtime.samples import CallSamples
@@ -93,6 +94,22 @@ def test_calls_that_are_never_captured_rest(argument: Callable[[], torch.Tensor]
             fast(x)
     assert looked[0] < MOST_REST * CALLS_PER_REST + 300
     assert any("argument" in text for text in fast._engine.limits())
+
+
+def test_calls_under_autocast_rest_and_others_are_captured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4).eval()
+    fast, x = hotfuse.jit(model, settings=INLINE), torch.ones(2, 4)
+    looked = counted(monkeypatch, Engine, "_under_modes")
+    calls = MOST_REST * CALLS_PER_REST + 1600
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            want = model(x)
+            for _ in range(calls):
+                assert torch.equal(fast(x), want)
+        assert looked[0] < calls // 2 and "under torch.autocast" in str(fast.explain())
+        for _ in range(2 * MOST_REST):
+            torch.testing.assert_close(fast(x), model(x))
+    assert fast.stats()["graph_calls"] > 0
 
 
 def test_calls_that_cannot_be_described_rest() -> None:
