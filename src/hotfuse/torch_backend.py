@@ -35,6 +35,7 @@ from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.dynamo import Arguments, arguments_of, capture_dynamo
 from hotfuse.frontends.fx import Converted
 from hotfuse.frontends.varlen import packed_for_varlen
+from hotfuse.machine import team
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
@@ -47,6 +48,8 @@ MAX_STATES = 4
 """The same where sets differ in other tensors alone, which may be new ones in every call."""
 UNUSED_S = 60.0
 """An instance that had no call for so long makes room when another one comes."""
+BREAKS_COUNT_BELOW_S = 2e-4
+"""Dynamo's way to a graph behind a break takes 10 to 20 us: worth a line where the graphs take no longer than this."""
 LOOK_AGAIN = 256
 """Of calls with weights that there was no room for, one in so many asks whether there is."""
 MODES = {
@@ -134,6 +137,7 @@ class CompiledGraph:
         _ = gm.code  # until somebody asks for it, `forward` of a lazy module is one that goes through the module each time
         self.own: Callable[..., Any] = gm.forward
         self._module = gm
+        self._broken_at = _broken_at(gm)
         self._bound: tuple[tuple[torch.Tensor, ...], ...] = ()
         """The sets of weights that engines were made for; the last one is the newest."""
         self._used: dict[Engine, tuple[int, float]] = {}
@@ -168,7 +172,7 @@ class CompiledGraph:
             resting = self._resting
             if resting is None:
                 return self._first(args)
-            if resting.resting > 0 and not background_priority.jobs:
+            if resting.resting > 0 and not (background_priority.jobs and team.has_every_core()):
                 resting.resting -= 1
                 self.own_calls += 1
                 return own(*args)
@@ -317,6 +321,14 @@ class CompiledGraph:
         return (f"{self._beyond} calls of {self.name} were those of further instances than the {len(self.engines)} that are served"
                 if self._beyond else "")  # fmt: skip
 
+    def broken(self) -> str:
+        """Where Dynamo ends this graph before the model's code does, if that is much beside the graph; empty elsewhere."""
+        entries = [e for engine in self.engines for site in list(engine.sites.values()) for e in site.entries if e.heat]
+        if not self._broken_at or not any(e.seconds < BREAKS_COUNT_BELOW_S * e.heat for e in entries):
+            return ""
+        return (f"Dynamo breaks the graph {self._broken_at}, and its way to the next one takes as long as small operators do, "
+                "whatever serves the graphs; hotfuse.jit serves a model as a whole where it can")  # fmt: skip
+
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
         return all([engine.wait(timeout) for engine in self.engines])
@@ -359,6 +371,7 @@ def explain_compiled(*, full: bool = False) -> Explanation:
             **({"held": _summed([data["held"] for _, data in told])} if told else {}),
             "sites": sites,
             "limits": list(dict.fromkeys(limits)),
+            "breaks": list(dict.fromkeys(text for g in graphs if (text := g.broken()))),
             "waits": [why for _, data in told for why in data["waits"]][:1],
             "fallbacks": {},
             "gradients": {**gradients, "kept": sorted({k for _, data in told for k in data["gradients"]["kept"]})},
@@ -373,6 +386,15 @@ def compiled_plans() -> tuple[ServedPlan, ...]:
     """What serves such graphs now, as values (`Jit.plans`)."""
     graphs = sorted(_graphs, key=lambda g: int(g.name.removeprefix("graph")))
     return tuple(plan for g in graphs for engine in g.engines for plan in plans_of(engine))
+
+
+def _broken_at(gm: fx.GraphModule) -> str:
+    """Where Dynamo ended a graph before its function did, in words; empty where it did not, or does not say so."""
+    reason: Any = getattr(gm, "compile_subgraph_reason", None)
+    if not getattr(reason, "graph_break", False):
+        return ""
+    stack = getattr(reason, "user_stack", ())
+    return f"at {stack[-1].filename}:{stack[-1].lineno}" if stack else "of the model's code"
 
 
 def _summed(each: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -101,6 +101,25 @@ def test_graph_breaks() -> None:
     assert len(graphs()) >= 2
 
 
+def test_a_graph_break_that_takes_as_long_as_its_graphs_is_told() -> None:
+    """Neither race nor audit sees what Dynamo takes between two graphs: two small ones are slower than eager, each far ahead."""
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() * 2
+        torch._dynamo.graph_break()
+        return y.cos() + 1
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2 + 1
+
+    x, options = torch.randn(5), {**INLINE, "hot_calls": 1}
+    for function, told in ((whole, False), (breaks, True)):
+        fast = torch.compile(function, backend="hotfuse", options=options)
+        for _ in range(12):
+            torch.testing.assert_close(fast(x), function(x))
+        assert (f"in the way: Dynamo breaks the graph at {__file__}" in str(explain_compiled())) is told, str(explain_compiled())
+
+
 def test_gradients() -> None:
     model = Model()
     fast = torch.compile(model, backend="hotfuse", options=INLINE)

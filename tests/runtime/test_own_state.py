@@ -13,6 +13,9 @@ from torch import nn
 
 import hotfuse
 from hotfuse.base.settings import Settings
+from hotfuse.compile.workers.background_priority import background_priority
+from hotfuse.runtime import own_state
+from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.samples import snapshot
 from hotfuse.runtime.serve.effects import Before
 
@@ -257,4 +260,31 @@ def test_calls_without_gradients_are_served_behind_any_number_with_them(name: st
             return  # what a call wrote there hangs on it
         assert bool(in_plans(fast) - before) is not grad, str(fast.explain(full=True))
         assert ("under torch.no_grad()" in str(fast.explain())) or before or not grad
+    fast.close()
+
+
+def test_calls_that_rest_are_not_taken_apart_beside_background_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first plan takes seconds in which a job waits, and on a team that leaves cores free calls need nothing of it."""
+    model = Counts()
+    eager, fast = copy.deepcopy(model), served(model, tiers=0)
+    taken: list[int] = []
+    real = Engine.serve
+
+    def also(self: Engine, *args: Any, **how: Any) -> Any:
+        taken.append(1)
+        return real(self, *args, **how)
+
+    with torch.no_grad():
+        for _ in range(8):
+            x = torch.randn(3, D)
+            torch.testing.assert_close(fast(x), eager(x))
+        (site,) = fast._engine.sites.values()
+        fast._serving._site, site.resting = site, 10
+        monkeypatch.setattr(Engine, "serve", also)
+        monkeypatch.setattr(own_state.team, "has_every_core", lambda: False)
+        with background_priority():
+            for _ in range(10):
+                torch.testing.assert_close(fast(x), eager(x))
+        assert not taken and site.resting == 0
+        same_state(model, eager)
     fast.close()

@@ -13,8 +13,12 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.base.structure import Spec
+from hotfuse.runtime import plans
 from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.plans import MOST_UNSETTLED_S
 from hotfuse.runtime.rests import CALLS_PER_REST, MOST_REST, Rests
 from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.site import MISSED_CALLS
@@ -90,6 +94,22 @@ def test_calls_that_are_never_captured_rest(argument: Callable[[], torch.Tensor]
             fast(x)
     assert looked[0] < MOST_REST * CALLS_PER_REST + 300
     assert any("argument" in text for text in fast._engine.limits())
+
+
+def test_calls_under_autocast_rest_and_others_are_captured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4).eval()
+    fast, x = hotfuse.jit(model, settings=INLINE), torch.ones(2, 4)
+    looked = counted(monkeypatch, Engine, "_under_modes")
+    calls = MOST_REST * CALLS_PER_REST + 1600
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            want = model(x)
+            for _ in range(calls):
+                assert torch.equal(fast(x), want)
+        assert looked[0] < calls // 2 and "under torch.autocast" in str(fast.explain())
+        for _ in range(2 * MOST_REST):
+            torch.testing.assert_close(fast(x), model(x))
+    assert fast.stats()["graph_calls"] > 0
 
 
 def test_calls_that_cannot_be_described_rest() -> None:
@@ -205,6 +225,56 @@ def test_a_model_that_is_trained_meanwhile_is_not_said_to_disagree(monkeypatch: 
             assert torch.equal(fast(x), wanted)
     events = fast._engine.log.counts
     assert events.get("refuse.model_changed", 0) and not events.get("refuse.mismatch", 0)
+
+
+def test_structures_that_have_code_are_not_named_again_to_find_their_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = hotfuse.jit(Sums(), settings=INLINE)
+    x = [torch.ones(3), torch.ones(3)]
+    with torch.no_grad():
+        for _ in range(8):
+            fast(x)
+        named, real = [0], Spec.__hash__
+
+        def also(spec: Spec) -> int:
+            named[0] += 1
+            return real(spec)
+
+        monkeypatch.setattr(Spec, "__hash__", also)
+        for _ in range(100):
+            assert fast(x) == 6
+    assert not named[0] and fast.stats()["graph_calls"] > 100
+
+
+def changing() -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[float], None]]:
+    by = 1.0
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x / by
+
+    def change(value: float) -> None:
+        nonlocal by
+        by = value
+
+    return scaled, change
+
+
+def test_a_model_that_changes_in_every_call_is_left_alone_until_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(plans, "monotonic", lambda: now[0])
+    model, change = changing()
+    fast, x = hotfuse.jit(model, settings=INLINE), torch.ones(3)
+    looked = counted(monkeypatch, Capturer, "_wanted")
+    with torch.no_grad():
+        for i in range(1000):
+            now[0] += 0.001
+            change(i + 1.0)
+            torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
+        assert fast.stats()["captures"] <= 16 and looked[0] < 300  # one a call before, and a capture whenever one was allowed
+        assert "the model changed" in str(fast.explain())
+        now[0] += MOST_UNSETTLED_S
+        for _ in range(2000):
+            torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
+    assert fast.stats()["graph_calls"] > 500
 
 
 def test_rests_are_bounded() -> None:

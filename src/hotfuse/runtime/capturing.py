@@ -102,12 +102,16 @@ class Capturer:
 
     def limits(self) -> list[str]:
         """The limits that keep kinds of calls in the model's own code: none of them is told by a site."""
-        counts, spent = self._log.counts, self._exhausted and not self._plans.may_capture()
-        found = [f"{Why.TOO_MANY.value}, and calls in their plans pay for no more yet"] * bool(spent)
+        counts = self._log.counts
+        found = [f"{Why.TOO_MANY.value}, and calls in their plans pay for no more yet"] * self._spent()
         for name, most, what in (("structures_over_limit", MAX_SITES, "kinds of arguments"),
                                  ("groups_over_limit", self._settings.max_entries, "ranks, dtypes or orders in memory")):
             found += [f"there are more than {most} {what}, and only so many are captured"] * (name in counts)
         return found + [SAID] * bool(self._values.passed) + list(self._beyond.values())
+
+    def _spent(self) -> bool:
+        """Whether a call had to go without a capture, and none is paid for since."""
+        return self._exhausted > 0 and not self._plans.may_capture()
 
     def own_code(
         self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts,
@@ -263,7 +267,7 @@ class Capturer:
     def _rest(self, spec: Spec, leaves: Sequence[Any], seconds: float) -> None:
         """Where nothing of a site can be captured, its next calls go straight to the model's own code: to find that out again takes
         longer than a small model. What made it so, and kinds of calls that are new, are looked at a few calls later, and the
-        longer it has been so, the more calls, up to `MOST_REST_S`. So do calls
+        longer it has been so, the more calls, up to `MOST_REST_S`. So do calls of a model that changes all the time, calls
         whose capture is under way, once their sizes have shown for a while what they will be, and calls that the plans of their
         site do not take, one after the other; they are counted all the same.
         """
@@ -279,9 +283,13 @@ class Capturer:
                         group.noted += RESTING_CALLS
                     site.resting = RESTING_CALLS
             return
-        if all(g.refused and not g.pending for g in groups):
+        if self._plans.unsettled():
+            site.resting = 4 * RESTING_CALLS
+        elif all(g.refused and not g.pending for g in groups):
             longest = int(MOST_REST_S / max(seconds, 1e-7))
             site.resting = max(RESTING_CALLS, min(groups[0].noted // 8, longest)) if groups else RESTING_CALLS
+        elif self._spent():
+            site.resting = RESTING_CALLS
         elif len(groups) == 1 and groups[0].pending and groups[0].nothing_new > RESTING_CALLS:
             with self._plans.lock:
                 if groups[0].pending and not site.entries:  # what has just been captured would be passed by
@@ -365,7 +373,7 @@ class Capturer:
 
     def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, CallGroup, Why] | None:
         """Whether this call should be captured, and why; marks its group as pending if so."""
-        if self._settings.capture == "off" or self._plans.closed or (self._exhausted and not self._plans.may_capture()):
+        if self._settings.capture == "off" or self._plans.closed or self._spent() or self._plans.unsettled():
             return None
         if beyond := _beyond_capture(leaves):
             name, because = beyond

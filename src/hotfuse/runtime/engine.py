@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,6 +53,7 @@ from hotfuse.runtime.tierup.attempt import Compile, Improve
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.own_code import later_than_own
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
+from hotfuse.runtime.whole_calls import BLOCK, WHOLE_BELOW_S
 from hotfuse.specialize.table import TIER1
 
 _TENSORS = {torch.Tensor, nn.Parameter}
@@ -114,6 +116,8 @@ class Engine:
             if captures is not None:
                 self._capturer.turn = CaptureTurn(improver.calls_before_first_plans)
         self._known = KnownStructures()
+        self._known_sites: dict[int, Site] = {}
+        """Sites of structures that have code, by their numbers: hashing all parts of a structure takes longer than that code."""
         self._rests = Rests(self.sites)
         self._plain: dict[Names, Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
@@ -297,9 +301,11 @@ class Engine:
             counts.module_calls += 1
             return self.own_code(*args, **kwargs)
         try:
-            taken, _ = self._known.take(args, kwargs)
+            taken, known = self._known.take(args, kwargs)
             leaves, spec = taken.leaves, taken.spec
-            hash(spec)
+            site = self._known_sites.get(known.number) if known is not None else None
+            if site is None:
+                hash(spec)
         except (InputError, TypeError) as e:
             self.log.count("unsupported_calls")
             if not self._unsupported:
@@ -313,8 +319,11 @@ class Engine:
             counts.module_calls += 1
             self._rests.without_site(names)
             return self.own_code(*args, **kwargs)
-        if (site := self.sites.get(spec)) is None:
-            return self._unmet(names, spec, leaves, args, kwargs)
+        if site is None:
+            if (site := self.sites.get(spec)) is None:
+                return self._unmet(names, spec, leaves, args, kwargs)
+            if known is not None:
+                self._known_sites[known.number] = site
         self._rests.at_a_site(names)
         if site.resting > 0:
             self._rests.begin(names, site)
@@ -326,6 +335,7 @@ class Engine:
         """A structure that no call has had so far."""
         counts = self._tally.mine
         if _around() < 0:
+            self._rests.without_site(names)
             return self._under_modes(args, kwargs, counts)
         result = self._capturer.own_code(spec, leaves, args, kwargs, counts)
         if spec not in self.sites:
@@ -384,6 +394,11 @@ class Engine:
         since, entry.looked = max(1, number - entry.looked), number
         own = entry.own and plan is entry.baseline
         answer, turn, result = None if own else plan, None, None
+        in_whole_calls = (whole := entry.whole) is not None and whole.under_way
+        if whole is not None:
+            slower = whole.arrived(number, threading.get_ident(), counts.module_calls, entered)
+            if slower is not None:
+                self.plans.withdraw_slower_in_use(site, entry, plan, slower)
         if being_recorded(leaves):  # by the caller: nothing is timed, kept or compared
             entry.next_look = number + 1
             counts.answered(-1)
@@ -436,7 +451,7 @@ class Engine:
         counts.looked_at += 1
         try:
             short = spent < max(SHORT_S, entry.look_s * LEARNED_ONCE_IN)
-            if turn is not None and short and number % LEARNED_ONCE_IN:
+            if (turn is not None or in_whole_calls) and short and number % LEARNED_ONCE_IN:
                 self._learner.pass_by(entry, spent, since)
             else:
                 self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)
@@ -445,10 +460,22 @@ class Engine:
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
             entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MOST_LOOK_S) - entry.look_s) / 8
+            if turn is None and spent < WHOLE_BELOW_S and answer is plan:
+                self._begin_whole_calls(site, entry, plan, counts)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self.log.count("learning_faults")
             self.log.decide(Action.KEEP, Why.LEARNING_FAILED, self.model.name, because=f"{type(e).__name__}: {e}")
         return result
+
+    def _begin_whole_calls(self, site: Site, entry: Entry, plan: Plan, counts: ThreadCounts) -> None:
+        """Behind a look: the next calls are compared as a whole with those in the model's own code, or are those."""
+        if background_priority.jobs or (whole := entry.in_whole_calls(plan)) is None or whole.ended:
+            return
+        if whole.by_own_code:
+            site.resting, entry.next_look = BLOCK, entry.calls + 1
+        else:
+            entry.next_look = entry.calls + BLOCK + 1
+        whole.begins(entry.calls, threading.get_ident(), counts.module_calls, time.perf_counter())
 
     def _harden(self) -> None:
         """What is around a call is asked natively from now on, by every engine."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -32,6 +33,7 @@ from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 from hotfuse.runtime.weights.originals import Late, Originals, copied
 from hotfuse.runtime.weights.release import Released
 from hotfuse.runtime.weights.scrubber import scrubber
+from hotfuse.runtime.whole_calls import SlowerInUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ captures serve nobody; a program that generates in many ways (beams, batches, ca
 of calls, and uses all of them."""
 MOST_SHORT_LIVED = 4
 """Changes in a row that renew the limit although plans of the model before had answered fewer calls than that."""
+UNSETTLED, MOST_UNSETTLED_S = 2, 32.0
+"""From so many such changes on, nothing is captured for twice as long as the model had lasted, and at most so long: a capture takes
+half a second of Python beside calls, and one follows the other while a variable that the code reads changes in every call."""
 
 
 class Servable(Protocol):
@@ -114,6 +119,8 @@ class Plans:
         """Changes of the model in a row whose plans had answered few calls."""
         self.changes = ""
         """What changed last."""
+        self._changed_at, self._settled_at = monotonic(), 0.0
+        """When that was, and from when on the model may be captured again."""
         self._in_vain = 0
         """Changes of the model in a row behind which no plan had served, since a capture was refused."""
         self.lock = threading.Lock()
@@ -126,6 +133,10 @@ class Plans:
             return True
         served = sum(e.calls for site in list(self.sites.values()) for e in site.entries)
         return self.captures < min(MOST_EARNED * most, most + served // CALLS_A_CAPTURE)
+
+    def unsettled(self) -> bool:
+        """Whether the model has changed so often that the next change is waited for, and nothing is captured meanwhile."""
+        return self.short_lived > UNSETTLED and monotonic() < self._settled_at
 
     def changes_itself(self, *, counted: bool = True) -> list[str]:
         """That the model is another one after a few calls, time and again; empty where it is not. A log that says everything once
@@ -163,6 +174,9 @@ class Plans:
             self.watch = None
             served = sum(e.calls for site in self.sites.values() for e in site.entries)
             self.short_lived = 0 if served >= CALLS_A_CAPTURE else self.short_lived + 1
+            now = monotonic()
+            lasted, self._changed_at = now - self._changed_at, now
+            self._settled_at = now + min(2 * lasted, MOST_UNSETTLED_S) if lasted < MOST_UNSETTLED_S else now
             if any(site.entries for site in self.sites.values()) and self.short_lived <= MOST_SHORT_LIVED:
                 self.captures = 0  # the budget is not for a model that is updated for years, but for one that changes itself
             self.drop_all()
@@ -253,8 +267,11 @@ class Plans:
         """Back to the baseline, and a fresh start for what was refused."""
         if self._to_baseline(site, entry):
             self._tally.mine.deopts += 1
+        contest = entry.contest
         entry.reset_hotness()
         entry.refused.clear()
+        if contest is not None and contest.new is entry.baseline:  # it reads weights live, as the own code does, which it is beside
+            entry.open(contest)
 
     def _to_baseline(self, site: Site, entry: Entry) -> bool:
         """Whether there was anything above it."""
@@ -324,13 +341,9 @@ class Plans:
                 low=round(found.low, 3), us_plan=round(found.plan_us, 1), us_reference=round(found.reference_us, 1),
                 rounds=found.rounds, calls=entry.calls,
             )
-            self._tally.mine.deopts += 1
-            if (recipe := plan.recipe) is not None:  # nor does the next process begin with it
-                took = {"us_before": round(found.reference_us, 1), "us_after": round(found.plan_us, 1)}
-                self.in_background(lambda: recipe.judged(won=False, evidence=took))
+            self._lost(plan, found.reference_us, found.plan_us)
             if plan is entry.baseline:
-                entry.own, entry.own_ratio = True, min(1.0, 1 / found.ratio)
-                entry.reset_hotness()
+                self._own_is_faster(entry, 1 / found.ratio)
                 return
             entry.refuse(plan, f"it took {found.ratio:.2f} times as long as {against}", later=True)
             if version is not None:
@@ -340,6 +353,34 @@ class Plans:
             else:
                 self._to_baseline(site, entry)
                 entry.reset_hotness()
+
+    def withdraw_slower_in_use(self, site: Site, entry: Entry, plan: Plan, found: SlowerInUse) -> None:
+        """A plan with which whole calls take longer than in the model's own code is dropped; it may be tried again later."""
+        with self.lock:
+            if plan is not entry.plan:  # it went meanwhile
+                return
+            own_us, plan_us = found.own_s * 1e6, found.plan_s * 1e6
+            self.log.decide(
+                Action.DROP, Why.REGRESSED, self.model.name, tier=plan.tier, against="the model's own code, in whole calls",
+                us_plan=round(plan_us, 1), us_reference=round(own_us, 1), rounds=found.rounds, calls=entry.calls,
+            )  # fmt: skip
+            self._lost(plan, own_us, plan_us)
+            if plan is not entry.baseline:
+                entry.refuse(plan, f"calls as a whole took {plan_us:.1f} us instead of {own_us:.1f}", later=True)
+                self._to_baseline(site, entry)
+            self._own_is_faster(entry, own_us / plan_us)
+
+    def _lost(self, plan: Plan, us_before: float, us_after: float) -> None:
+        """A plan goes because it was slower: nor does the next process begin with it."""
+        self._tally.mine.deopts += 1
+        if (recipe := plan.recipe) is not None:
+            took = {"us_before": round(us_before, 1), "us_after": round(us_after, 1)}
+            self.in_background(lambda: recipe.judged(won=False, evidence=took))
+
+    @staticmethod
+    def _own_is_faster(entry: Entry, ratio: float) -> None:
+        entry.own, entry.own_ratio = True, min(1.0, ratio)
+        entry.reset_hotness()
 
     def close(self) -> None:
         """Drop every plan; what was seen is kept in the profile store."""

@@ -40,6 +40,7 @@ from hotfuse.runtime.tierup.bets import BranchBet
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.layers.layer import Layer
 from hotfuse.runtime.tierup.objective import Trade
+from hotfuse.runtime.whole_calls import FIRST_ROUNDS, IN_DOUBT, WholeCalls
 from hotfuse.specialize.table import FUSED, AttemptKey, sizes_key
 
 MAX_SHAPE_KINDS, MIN_CALLS = 2, 48
@@ -172,6 +173,8 @@ class Entry:
     """A race on live calls: while it is open every call is looked at."""
     audits: dict[Signature | None, Audit] = field(default_factory=dict[Signature | None, Audit])
     """Deployed plans on trial: by the sizes of a version, None is the plan itself."""
+    whole: WholeCalls | None = None
+    """What compares its plan with the model's own code in whole calls."""
     not_audited: str = ""
     """Why not, where that is so."""
     allowed: float = 1.0
@@ -263,6 +266,19 @@ class Entry:
         if found is None or not found.is_of(plan):
             found = self.audits[version] = Audit(plan, version, self.calls, self.allowed)
         return found
+
+    def in_whole_calls(self, plan: Plan) -> WholeCalls | None:
+        """What compares a plan with the own code in use; None where that answers anyway, where several plans take turns, and before
+        an audit has shown whether there is any doubt."""
+        if plan is not self.plan or self.versions or self.contest is not None or self.reference(None) is not None:
+            return None
+        if self.whole is not None and self.whole.is_of(plan):
+            return self.whole
+        audit = self.audits.get(None)
+        if audit is None or audit.rounds < FIRST_ROUNDS or not audit.is_of(plan) or (state := audit.standing()) is None:
+            return None
+        self.whole = WholeCalls(plan, ended=state.ratio < IN_DOUBT)
+        return self.whole
 
 
 @dataclass(slots=True)

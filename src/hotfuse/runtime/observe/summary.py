@@ -29,7 +29,7 @@ def summary(data: dict[str, Any]) -> list[str]:
         f"speed: {speed(plans, data['decisions'])}",
         *(f"bet on: {line}" for line in _bets(plans)),
         f"being tried: {_trying(data['sites'])}",
-        *(f"in the way: {line}" for line in _in_the_way(data["sites"], data.get("limits", ()), data.get("waits", ()))),
+        *(f"in the way: {line}" for line in _in_the_way(data)),
     ]
     if "held" in data:  # graphs of torch.compile hold nothing beside the model
         lines += [f"holds: {_held(data['held'])}", f"weights: {data['weights']}"]
@@ -98,9 +98,10 @@ def _trying(sites: list[dict[str, Any]]) -> str:
     return ", ".join(found) or "nothing"
 
 
-def _in_the_way(sites: list[dict[str, Any]], limits: Iterable[str], waits: Iterable[str]) -> Iterable[str]:
+def _in_the_way(data: dict[str, Any]) -> Iterable[str]:
     """What keeps calls in the model's own code, or a plan from being better; the first few."""
-    found = list(waits)
+    sites, limits = data["sites"], data.get("limits", ())
+    found = [*data.get("waits", ()), *data.get("breaks", ())]
     found += [f"the model's own code stays for some calls: {headline(reason)}" for s in sites for reason in s["refused"]]
     found += [f"the model's own code stays for some calls: {limit}" for limit in limits]
     for plan in (p for s in sites for p in s["plans"]):
