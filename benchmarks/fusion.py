@@ -45,8 +45,8 @@ from hotfuse.base.settings import from_env
 from hotfuse.compile.learn import measure
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.fusion.closed import UseIndex
-from hotfuse.fusion.engine import FusionPlanner, apart
 from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
+from hotfuse.fusion.fusion_engine import FusionPlanner, apart
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.order import GroupOrder
@@ -59,8 +59,8 @@ from hotfuse.ir.graph import Graph
 from hotfuse.machine import peaks as machine_peaks
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.topology import topology
-from hotfuse.profile.place import location
 from hotfuse.profile.store import Store
+from hotfuse.profile.store_place import location
 from hotfuse.simplify import simplify
 
 MAX_EXHAUSTIVE = 9

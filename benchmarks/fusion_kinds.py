@@ -27,7 +27,7 @@ from hotfuse.compile.unit.measuring_gate import MIN_GAIN, UnitContests
 from hotfuse.compile.unit.units import measuring
 from hotfuse.fusion.candidates import FusionCandidate, Generator
 from hotfuse.fusion.closed import UseIndex
-from hotfuse.fusion.engine import Side, apart
+from hotfuse.fusion.fusion_engine import Side, apart
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.order import GroupOrder

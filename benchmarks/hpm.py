@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch.export.graph_signature import InputKind
 
-from benchmarks import zoo
+from benchmarks import hpm_selection, zoo
 from benchmarks.labels import Times, Unfinished, Work, compiled, labelled, works_in
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
@@ -184,8 +184,8 @@ class Score:
     online: dict[str, float]
     roofline: dict[str, float]
     by_family: dict[str, dict[str, float]]
-    choices: list[evaluation.SelectionTrial]
-    roofline_choices: list[evaluation.SelectionTrial]
+    choices: list[hpm_selection.SelectionTrial]
+    roofline_choices: list[hpm_selection.SelectionTrial]
     predicted: model.Vector
     corrected: model.Vector
     correction: Online
@@ -197,7 +197,7 @@ def score(found: Measured, host: Host, made: model.PerformanceModel, online: Onl
     features = derive(samples.table, host.at)
     predicted = made.seconds(features)
     if online is None:
-        online, rest = evaluation.learned(samples, predicted, host.at)
+        online, rest = hpm_selection.learned(samples, predicted, host.at)
     else:
         rest = np.ones(len(samples), bool)
     corrected = predicted * np.exp(online.shift(features.family, model.binding(features)))
@@ -208,8 +208,8 @@ def score(found: Measured, host: Host, made: model.PerformanceModel, online: Onl
         n: model.accuracy(seconds[kind == i], corrected[kind == i]) for i, n in enumerate(FAMILIES) if (kind == i).any()
     }
     keys = [k for k, keep in zip(found.keys, long, strict=True) if keep]
-    choices = evaluation.grouped(keys, corrected[long], seconds[long], again[long])
-    rooflines = evaluation.grouped(keys, features.roofline.seconds[long], seconds[long], again[long])
+    choices = hpm_selection.grouped(keys, corrected[long], seconds[long], again[long])
+    rooflines = hpm_selection.grouped(keys, features.roofline.seconds[long], seconds[long], again[long])
     return Score(float(apart[long].mean()), model.accuracy(seconds, predicted), model.accuracy(seconds[rest], corrected[rest]),
                  evaluation.roofline_alone(samples, host.at), by_family, choices, rooflines, predicted, corrected,
                  online)  # fmt: skip
@@ -236,9 +236,9 @@ def cost(host: Host, made: model.PerformanceModel, candidates: Sequence[Candidat
     return float(np.median(times)) / 100 * 1e6
 
 
-def regrets(choices: Sequence[evaluation.SelectionTrial], top: int) -> tuple[float, float]:
+def regrets(choices: Sequence[hpm_selection.SelectionTrial], top: int) -> tuple[float, float]:
     """Mean and 95th percentile."""
-    found = evaluation.regret(choices, top)
+    found = hpm_selection.regret(choices, top)
     return (float(found.mean()), float(np.quantile(found, 0.95))) if len(found) else (float("nan"), float("nan"))
 
 
@@ -251,12 +251,12 @@ def report(found: Measured, own: TrainingRows, host: Host, made: model.Performan
     held = found.of("")
     s = score(held, host, made)
     top1, top3 = regrets(s.choices, 1), regrets(s.choices, 3)
-    drift = evaluation.drift_samples(held.samples, s.predicted, host.at)
-    curve = evaluation.learning_curve(own, host.at, CURVE)
+    drift = hpm_selection.drift_samples(held.samples, s.predicted, host.at)
+    curve = hpm_selection.learning_curve(own, host.at, CURVE)
     each = cost(host, made, held.candidates)
     result: dict[str, Any] = {
         "label_cov": s.label_cov, "mape": s.online["mape"], "within10": s.online["within10"], "within20": s.online["within20"],
-        "pair_accuracy": evaluation.pair_accuracy(s.choices), "regret_top1_mean": top1[0], "regret_top1_p95": top1[1],
+        "pair_accuracy": hpm_selection.pair_accuracy(s.choices), "regret_top1_mean": top1[0], "regret_top1_p95": top1[1],
         "regret_top3_mean": top3[0], "regret_top3_p95": top3[1], "drift_samples": max(drift.samples.values()),
         "us_per_candidate": each,
     }  # fmt: skip
@@ -268,12 +268,13 @@ def report(found: Measured, own: TrainingRows, host: Host, made: model.Performan
             f"  {name:28s} {a['n']:5.0f}  MAPE {a['mape']:6.1%}  within 10% {a['within10']:4.0%}  20% {a['within20']:4.0%}"
         )
     rooflines = regrets(s.roofline_choices, 1)
-    blind = regrets([evaluation.SelectionTrial(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices], 1)
+    usual = [hpm_selection.SelectionTrial(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices]
+    blind = regrets(usual, 1)
     ways = {"by prediction": top1, "best of 3 measured": top3, "by the roofline": rooflines, "always the usual tile": blind}
-    parts = evaluation.orders(s.choices)
+    parts = hpm_selection.orders(s.choices)
     print("  pairs in order, by their difference: "
           + ", ".join(f"over {n:.0%}: {o.right} of {o.pairs} ({o.turned} that labels turn)" for n, o in parts.items())
-          + f"; labels allow {sum(parts.values(), evaluation.PairOrder()).ceiling:.1%}")  # fmt: skip
+          + f"; labels allow {sum(parts.values(), hpm_selection.PairOrder()).ceiling:.1%}")  # fmt: skip
     print(f"  pairs in order {result['pair_accuracy']:.1%}; regret (p95): "
           + ", ".join(f"{n} {m:.2%} ({p:.1%})" for n, (m, p) in ways.items()))  # fmt: skip
     print("  samples until back within the bars: " + ", ".join(f"{n} {v}" for n, v in drift.samples.items())
@@ -298,9 +299,9 @@ def report(found: Measured, own: TrainingRows, host: Host, made: model.Performan
         "ablation": {"roofline_mape": s.roofline["mape"], "no_online_mape": s.plain["mape"], "online_mape": s.online["mape"],
                      "roofline_regret": rooflines[0], "no_gate_regret": top1[0], "gate_regret": top3[0],
                      "usual_tile_regret": blind[0],
-                     "roofline_pair_accuracy": evaluation.pair_accuracy(s.roofline_choices)},
+                     "roofline_pair_accuracy": hpm_selection.pair_accuracy(s.roofline_choices)},
         "kernels": len(held.keys), "choices": len(s.choices), "pairs": sum(o.pairs for o in parts.values()),
-        "pair_ceiling": sum(parts.values(), evaluation.PairOrder()).ceiling,
+        "pair_ceiling": sum(parts.values(), hpm_selection.PairOrder()).ceiling,
         "pairs_by_difference": {str(n): o.accuracy for n, o in parts.items()},
     }  # fmt: skip
 

@@ -237,10 +237,10 @@ def database(seconds: float) -> None:
     from sqlalchemy import create_engine, text
 
     import hotfuse
-    from hotfuse.profile.place import location
     from hotfuse.profile.postgres import LOCK
     from hotfuse.profile.rows import Measurement
     from hotfuse.profile.store import Store
+    from hotfuse.profile.store_place import location
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:

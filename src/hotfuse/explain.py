@@ -187,7 +187,7 @@ def _own_code(entry: Entry) -> dict[str, Any]:
 
 def _explain_audit(entry: Entry, version: Signature | None, audit: Audit) -> dict[str, Any] | None:
     """A deployed plan against what it replaced, as live calls compare the two."""
-    found = audit.standing()
+    found = audit.state()
     if found is None:
         return None
     reference = entry.reference(version)

@@ -35,7 +35,7 @@ from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.dynamo import Arguments, arguments_of, capture_dynamo
 from hotfuse.frontends.fx import Converted
 from hotfuse.frontends.varlen import packed_for_varlen
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
@@ -172,7 +172,7 @@ class CompiledGraph:
             resting = self._resting
             if resting is None:
                 return self._first(args)
-            if resting.resting > 0 and not (background_priority.jobs and team.has_every_core()):
+            if resting.resting > 0 and not (background_priority.jobs and team_size.has_every_core()):
                 resting.resting -= 1
                 self.own_calls += 1
                 return own(*args)

@@ -76,7 +76,7 @@ def test_shape_arithmetic_stays_symbolic() -> None:
         [info("x", F, ["n", "m", 6])], ["y"],
     )  # fmt: skip
     traced = trace(module, [spec(torch.zeros(2, 3, 6), 0, 1)])
-    assert traced.n_leaves == 0
+    assert not traced.leaves
     for n, m in ((2, 3), (5, 4), (9, 11)):
         agree(module, traced, torch.randn(n, m, 6))
     assert not traced.shape_env.guards
@@ -110,7 +110,7 @@ def test_a_condition_on_data_keeps_both_branches() -> None:
     module = _if_on_data()
     traced = trace(module, [spec(torch.tensor(True)), spec(torch.zeros(2, 3), 0)])
     assert controls(traced) == ["if"]
-    assert traced.n_leaves == 0
+    assert not traced.leaves
     for go in (True, False):
         agree(module, traced, torch.tensor(go), torch.randn(4, 3))
 
@@ -154,7 +154,7 @@ def test_a_loop_whose_carried_value_grows() -> None:
     module = _growing_loop()
     traced = trace(module, [spec(torch.tensor(1)), spec(torch.zeros(3, 2), 0)])
     assert controls(traced) == ["loop"]
-    assert traced.n_leaves == 0
+    assert not traced.leaves
     for trips in (0, 1, 4):
         agree(module, traced, torch.tensor(trips), torch.randn(5, 2))
 

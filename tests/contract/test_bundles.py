@@ -21,7 +21,7 @@ from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import Key, PrivateKey, TrustedKeys, keys_for, make_pair, read_key, read_public
 from hotfuse.cache.place import cache_stats
 from hotfuse.cli import app
-from hotfuse.cli.build import CallKind, _answered, _given
+from hotfuse.cli.build_bundle import CallKind, _answered, _given
 
 BODY: dict[str, Any] = {"kernel": "text"}
 HERE = Address("plan", "subject", {"program": "1", "machine": "x86_64 avx avx2", "sizes": "[1]"})

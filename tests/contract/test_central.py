@@ -21,10 +21,10 @@ from hotfuse.machine.fingerprint import Fingerprint, fingerprint
 from hotfuse.profile import store_schema as s
 from hotfuse.profile import sync as sync_module
 from hotfuse.profile.exchange import BATCH, Exchange
-from hotfuse.profile.place import central, location
 from hotfuse.profile.postgres import HEAD, PostgresDatabase, Unreachable
 from hotfuse.profile.rows import Measurement, StoredDecision, SubgraphProfile
 from hotfuse.profile.store import Store
+from hotfuse.profile.store_place import central, location
 from hotfuse.profile.sync import CentralSync
 from hotfuse.runtime.observe.record import _sync
 from tests.postgres import new_database, server_pid

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hotfuse.base.errors import InputError
 from hotfuse.cli import app
-from hotfuse.cli.build import _features
+from hotfuse.cli.build_bundle import _features
 from hotfuse.machine.fingerprint import Fingerprint, fingerprint
 from hotfuse.profile.rows import Measurement, SubgraphProfile
 from hotfuse.profile.store import Store

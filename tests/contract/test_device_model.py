@@ -33,8 +33,8 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import parse, show
 from hotfuse.lower.gpu import GpuTiling, gpu_tilings, lower_gpu
-from hotfuse.profile.place import location
 from hotfuse.profile.store import Store
+from hotfuse.profile.store_place import location
 from tests.contract.kernel_work import kernel_work
 
 SHAPE = DeviceShape(132, 227 << 10, 60 << 20, 7.6e14, 5.1e13, 4.3e12, 3.9e12)

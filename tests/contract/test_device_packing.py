@@ -31,7 +31,7 @@ from hotfuse.runtime.serve.device_packing import REMEMBERED, DevicePackedRun, De
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.runtime.tierup.padding import padded_traffic
 from hotfuse.specialize.packing import PackedInput
-from hotfuse.specialize.shapes import at_sizes
+from hotfuse.specialize.recurring_sizes import at_sizes
 from hotfuse.tile.program import Loop
 from tests.padded import PaddedEncoder, batch
 

@@ -13,7 +13,7 @@ import torch
 from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.cli.costs import costs
+from hotfuse.cli.cost_report import costs
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.compile.unit.measuring_gate import BUDGET_S, UnitContests
@@ -22,9 +22,9 @@ from hotfuse.compile.unit.units import measuring
 from hotfuse.compile.variants.trial import attempt
 from hotfuse.fusion.bandit import Arm, Bandit, Budget, Option
 from hotfuse.fusion.criteria import Criterion
-from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Planned, Side, apart
 from hotfuse.fusion.explain import edges, line, lines, to_dict
 from hotfuse.fusion.forecast import Figures, RooflinePredictor, spilled
+from hotfuse.fusion.fusion_engine import FusionChoice, FusionPlanner, Planned, Side, apart
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.layout import channels_last, regions

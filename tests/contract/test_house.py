@@ -85,16 +85,16 @@ def test_a_class_name_is_one_thing() -> None:
     assert {n: where for n, where in places.items() if len(where) > 1} == {}
 
 SEVERAL_LEVELS = frozenset((
-    "attention", "backend", "branches", "build", "calibrate", "contract", "control", "conv", "costs", "data_sizes",
-    "device", "device_peaks", "dispatch", "distinct_rows", "emit", "engine", "errors", "experts", "explain", "features",
-    "feeds", "folded_norm", "forks", "gemm", "group", "growth", "host", "idle", "index", "instrument", "interp",
-    "layouts", "loops", "memory", "model_guard", "movement", "nibbles", "norm", "packed", "packing", "place",
-    "placement", "plans", "pool", "program", "quant", "recompute", "recurrent", "reduce", "registry", "repeats",
-    "resize", "shapes", "skipping", "table", "team", "text", "tiling", "traffic", "trial", "units", "varlen", "verify",
-    "windows", "winograd", "work", "zero_rows",
+    "attention", "backend", "branches", "build", "calibrate", "contract", "control", "conv", "data_sizes", "device",
+    "device_peaks", "distinct_rows", "emit", "errors", "experts", "explain", "features", "feeds", "folded_norm",
+    "forks", "gemm", "group", "growth", "host", "idle", "index", "instrument", "interp", "loops", "memory",
+    "model_guard", "movement", "nibbles", "norm", "packed", "packing", "placement", "plans", "pool", "quant",
+    "recompute", "recurrent", "reduce", "registry", "repeats", "resize", "skipping", "table", "text", "tiling",
+    "traffic", "trial", "units", "varlen", "verify", "windows", "winograd", "work", "zero_rows",
 ))  # fmt: skip
-"""Names that several modules have because they are about one subject at several levels: an operator's meaning in ONNX, its row, its
-lowering; how a text is printed and parsed, of graphs and of programs. A new one of another subject gets a name of its own."""
+"""Names that several modules have because they are about one subject at several levels (an operator's meaning in ONNX, its row, its
+lowering; how a text is printed and parsed, of graphs and of programs), or the same part of several packages: their errors, their
+table, their registry. One of another subject gets a name of its own."""
 
 
 def test_a_module_name_is_one_subject() -> None:

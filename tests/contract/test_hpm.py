@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import hpm_selection
 from hotfuse.analysis.resources import Work
 from hotfuse.base.errors import InputError
 from hotfuse.cli.calibrate import seconds
@@ -267,13 +268,13 @@ def test_drift_is_judged_by_all_bars_and_harm_by_what_there_was_without_a_correc
     samples = TrainingRows(
         table, predicted * np.exp(r.normal(0, 0.05, len(table))), np.zeros(len(table)), np.arange(len(table))
     )
-    found = evaluation.drift_samples(samples, predicted, AT, most=40)
-    assert found.samples["nothing"] == 0 and found.worst <= 1 + evaluation.HARM and not found.lost
+    found = hpm_selection.drift_samples(samples, predicted, AT, most=40)
+    assert found.samples["nothing"] == 0 and found.worst <= 1 + hpm_selection.HARM and not found.lost
     assert 0 < found.error_only["everything"] <= found.samples["everything"] <= 20
     harmful = predicted * np.where(
         np.arange(len(table)) % 2, 1.0, 1.8
     )  # misses half of everything: no bar is kept anyway
-    assert evaluation.drift_samples(samples, harmful, AT, most=30).worst >= 1.0
+    assert hpm_selection.drift_samples(samples, harmful, AT, most=30).worst >= 1.0
 
 
 # --- calibration -------------------------------------------------------------------------------------------------------------
@@ -391,11 +392,11 @@ def test_nothing_of_the_model_is_pickled() -> None:
 
 
 def test_regret_is_scored_on_other_labels() -> None:
-    lucky = evaluation.SelectionTrial(np.array([1.0, 2.0]), np.array([1.1, 1.0]), np.array([1.0, 1.1]))
-    assert evaluation.regret([lucky])[0] == 0.0
-    wrong = evaluation.SelectionTrial(np.array([1.0, 2.0]), np.array([2.0, 1.0]), np.array([2.0, 1.0]))
-    assert evaluation.regret([wrong])[0] == 1.0 and evaluation.regret([wrong], top=2)[0] == 0.0
-    assert evaluation.pair_accuracy([wrong]) == 0.0 and np.isnan(evaluation.pair_accuracy([lucky]))
+    lucky = hpm_selection.SelectionTrial(np.array([1.0, 2.0]), np.array([1.1, 1.0]), np.array([1.0, 1.1]))
+    assert hpm_selection.regret([lucky])[0] == 0.0
+    wrong = hpm_selection.SelectionTrial(np.array([1.0, 2.0]), np.array([2.0, 1.0]), np.array([2.0, 1.0]))
+    assert hpm_selection.regret([wrong])[0] == 1.0 and hpm_selection.regret([wrong], top=2)[0] == 0.0
+    assert hpm_selection.pair_accuracy([wrong]) == 0.0 and np.isnan(hpm_selection.pair_accuracy([lucky]))
 
 
 # --- commands ----------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from hotfuse.hpm import evaluation, tiling_residuals
-from hotfuse.hpm.evaluation import PairOrder, SelectionTrial
+from benchmarks import hpm_selection
+from benchmarks.hpm_selection import PairOrder, SelectionTrial
+from hotfuse.hpm import tiling_residuals
 
 
 def choice(predicted: list[float], first: list[float], second: list[float]) -> SelectionTrial:
@@ -15,21 +16,21 @@ def choice(predicted: list[float], first: list[float], second: list[float]) -> S
 
 
 def test_pairs_are_told_apart_by_their_difference() -> None:
-    found = evaluation.orders([choice([1.0, 1.1, 2.0], [1.0, 1.05, 2.0], [1.0, 1.04, 2.1])])
+    found = hpm_selection.orders([choice([1.0, 1.1, 2.0], [1.0, 1.05, 2.0], [1.0, 1.04, 2.1])])
     assert found == {0.03: PairOrder(1, 1), 0.06: PairOrder(), 0.12: PairOrder(), 0.3: PairOrder(2, 2)}
-    near = evaluation.orders([choice([1.0, 2.0], [1.0, 1.03], [1.0, 1.5])])
+    near = hpm_selection.orders([choice([1.0, 2.0], [1.0, 1.03], [1.0, 1.5])])
     assert not sum(near.values(), PairOrder()).pairs, "what lies within 3% has no order"
 
 
 def test_a_pair_that_labels_turn_is_not_judged_and_lowers_what_can_be_reached() -> None:
     turned = choice([1.0, 2.0], [1.0, 1.05], [1.05, 1.0])
     wrong, right = choice([2.0, 1.0], [1.0, 1.05], [1.0, 1.05]), choice([1.0, 2.0], [1.0, 1.05], [1.0, 1.05])
-    every = sum(evaluation.orders([turned, wrong, right, right, right]).values(), PairOrder())
-    assert every == PairOrder(4, 3, 1) and every.accuracy == 0.75 == evaluation.pair_accuracy(
+    every = sum(hpm_selection.orders([turned, wrong, right, right, right]).values(), PairOrder())
+    assert every == PairOrder(4, 3, 1) and every.accuracy == 0.75 == hpm_selection.pair_accuracy(
         [turned, wrong, right, right, right]
     )
     assert every.ceiling == 1 - 0.5 / 4
-    assert sum(evaluation.orders([turned] * 3 + [right]).values(), PairOrder()).ceiling == 0.5
+    assert sum(hpm_selection.orders([turned] * 3 + [right]).values(), PairOrder()).ceiling == 0.5
     assert math.isnan(PairOrder().accuracy) and math.isnan(PairOrder().ceiling)
 
 

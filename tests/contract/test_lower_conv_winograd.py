@@ -1,4 +1,4 @@
-"""Convolutions with fewer multiplications: the transforms themselves, then kernels three ways, then what is not finite."""
+"""Winograd convolutions: the transforms themselves, then kernels three ways, then what is not finite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.contract.convolving import CORES, EPILOGUES, check, text
 from tests.races import kernels_win, slow_library
 
 
-def fewer(lowered: Lowered) -> bool:
+def by_winograd(lowered: Lowered) -> bool:
     return any(b.name == "data" for b in lowered.kernel.buffers)
 
 
@@ -79,32 +79,32 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_meaning(shape: str) -> None:
     for core in ("avx512", "generic") if shape == "3x3" else (list(CORES)[list(SHAPES).index(shape) % len(CORES)],):
-        assert fewer(check(text(**SHAPES[shape], n="2"), CORES[core]))
+        assert by_winograd(check(text(**SHAPES[shape], n="2"), CORES[core]))
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_epilogues(epilogue: str) -> None:
-    assert fewer(check(text(**SHAPES["3x3"], epilogue=epilogue, n="s0"), CORES["avx2"], s0=2))
+    assert by_winograd(check(text(**SHAPES["3x3"], epilogue=epilogue, n="s0"), CORES["avx2"], s0=2))
 
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_native(target: CpuTarget, shape: str) -> None:
     core = Core(target.lanes, 32 if target.name in ("avx512", "neon") else 16)
-    assert fewer(check(text(**SHAPES[shape], n="2", epilogue="batch norm, silu, residual"), core, target))
+    assert by_winograd(check(text(**SHAPES[shape], n="2", epilogue="batch norm, silu, residual"), core, target))
 
 
 @pytest.mark.parametrize("shape", ["3x3", "1x5"])
 def test_many_blocks_and_sizes_at_run_time(shape: str) -> None:
     target = host_levels()[0]
     small = Core(target.lanes, 16, 1 << 10, 32 << 10)
-    assert fewer(check(text(**SHAPES[shape], n="s0"), small, target, s0=5))
+    assert by_winograd(check(text(**SHAPES[shape], n="s0"), small, target, s0=5))
     source = """graph g(%x: f32[s0, 16, s1, s2]{0,2,3,1}) { param %w: f32[18, 16, 3, 3] = "w"
       param %b: f32[18] = "b"
       %h: f32[s0, 18, s1, s2]{0,2,3,1} = aten.conv2d.default(%x, %w, %b, [1, 1], [1, 1], [1, 1], 1)
       %y: f32[s0, 18, s1, s2]{0,2,3,1} = aten.relu.default(%h) return %y }"""
     for sizes in ((1, 1, 1), (2, 4, 9), (1, 13, 30)):
-        assert fewer(check(source, small, target, **dict(zip(("s0", "s1", "s2"), sizes, strict=True))))
+        assert by_winograd(check(source, small, target, **dict(zip(("s0", "s1", "s2"), sizes, strict=True))))
 
 
 def test_one_dim() -> None:
@@ -112,14 +112,14 @@ def test_one_dim() -> None:
       param %b: f32[20] = "b"
       %h: f32[2, 20, 17]{0,2,1} = aten.conv1d.default(%x, %w, %b, [1], [2], [1], 1)
       %y: f32[2, 20, 17]{0,2,1} = aten.gelu.default(%h) return %y }"""
-    assert fewer(check(source, CORES["avx2"])) and fewer(check(source, CORES["avx512"], host_levels()[0]))
+    assert by_winograd(check(source, CORES["avx2"])) and by_winograd(check(source, CORES["avx512"], host_levels()[0]))
 
 
 @pytest.mark.parametrize(
     "change", [{"stride": 2}, {"dilation": 2}, {"into": ""}, {"channels": (3, 21)}, {"channels": (20, 1)}]
 )
 def test_where_it_cannot_be_done(change: dict[str, Any]) -> None:
-    assert not fewer(check(text(**{**SHAPES["3x3"], **change}), CORES["avx512"]))
+    assert not by_winograd(check(text(**{**SHAPES["3x3"], **change}), CORES["avx512"]))
 
 
 def test_it_is_chosen_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_registers_are_enough() -> None:
     target = level("avx512", {"sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
     wide: dict[str, Any] = {"size": (56, 56), "window": (3, 3), "channels": (64, 64), "padding": 1}
     lowered = lower_convolution(parse(text(**wide)), Core(target.lanes, 32))
-    assert fewer(lowered)
+    assert by_winograd(lowered)
     lines = assembly_text(lowered.kernel, target).splitlines()
     assert sum("(%rsp" in line and "zmm" in line and "vbroadcast" not in line for line in lines) < 60
 
@@ -146,7 +146,7 @@ def test_what_is_not_finite_is_a_fault(bad: float) -> None:
     graph = parse(text(**SHAPES["3x3"]))
     target = host_levels()[0]
     lowered = lower_convolution(graph, Core(target.lanes, 16))
-    assert fewer(lowered)
+    assert by_winograd(lowered)
     x = torch.randn(1, 20, 9, 11).contiguous(memory_format=torch.channels_last)
     w, b = torch.randn(21, 20, 3, 3), torch.randn(21)
     (spec,) = (a.spec for a in lowered.arguments if isinstance(a, PackArgument))

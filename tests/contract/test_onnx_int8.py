@@ -16,7 +16,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.frontends.onnx.int8 import layers, native_layers, storage
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.program import NodeCtx
+from hotfuse.frontends.onnx.onnx_program import NodeCtx
 from hotfuse.frontends.onnx.registry import VARIES, find
 from hotfuse.native import byte_kernels
 

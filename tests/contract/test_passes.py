@@ -58,7 +58,7 @@ def test_names_are_unique() -> None:
 def test_a_pass_is_held_to_its_types_and_its_result_verified() -> None:
     good = parse(GRAPH)
     broken = replace(good, nodes=good.nodes[1:])  # %t is read and not made
-    step: Pass[Graph, Graph, None] = Pass("breaks", Graph, Graph, lambda *_: broken, verify)
+    step: Pass[Graph, Graph, None] = Pass("breaks", Graph, Graph, lambda *_: broken, lambda made, _: verify(made))
     with verifying(on=False):
         assert run(step, good, None) is broken, "in production, results of our own passes are believed"
         with pytest.raises(InternalError, match="pass breaks is not well-formed"):
@@ -81,7 +81,7 @@ def test_branches_are_grouped_by_themselves_whatever_their_sizes_are_made_of() -
 """)
     with pytest.raises(InternalError, match="breaks invariant 11"):
         verify(branch)
-    job = GroupingJob({"u0": 9}, Core(8, 16), lambda _piece: "")
+    job = GroupingJob({"u0": 9}, Core(8, 16), lambda _piece: "", told=frozenset({"u0"}))
     with verifying():
         made: GroupedGraph = run_all(GROUPING, branch, job)
     assert [len(g.nodes) for g in made.groups] == [2]

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from hotfuse.analysis import layouts
-from hotfuse.analysis.layouts import relaid
+from hotfuse.analysis import inferred_types
+from hotfuse.analysis.inferred_types import relaid
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
 
@@ -36,7 +36,7 @@ def test_zeros_and_meta_kernels_say_the_same(monkeypatch: pytest.MonkeyPatch) ->
     by_zeros = found(graph)
     assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
     assert "{0,2,1}" in by_zeros  # a transposed result and what keeps its order
-    kernels = layouts._Kernels  # pyright: ignore[reportPrivateUsage]
+    kernels = inferred_types._Kernels  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(kernels, "_on_zeros", lambda *_: None)
     assert found(graph) == by_zeros
 
@@ -45,7 +45,7 @@ def test_a_serving_process_imports_no_dynamo_for_it() -> None:
     lines = LAYER.splitlines()
     text = "\n".join([*lines[:7], "  return %g", "}"])
     code = (
-        "import sys; from hotfuse.ir.text import parse; from hotfuse.analysis.layouts import relaid\n"
+        "import sys; from hotfuse.ir.text import parse; from hotfuse.analysis.inferred_types import relaid\n"
         f"g = parse({text!r}); relaid(g, {{v.name for n in g.nodes for v in n.outs}}, {{'s0': 3}})\n"
         "print('torch._dynamo' in sys.modules)"
     )

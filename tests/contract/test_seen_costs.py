@@ -14,9 +14,9 @@ from hotfuse.compile.unit.units import described
 from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.criteria import Criterion
-from hotfuse.fusion.engine import FusionPlanner, Planned, apart
 from hotfuse.fusion.explain import lines
 from hotfuse.fusion.forecast import Figures, Predictor, RooflinePredictor
+from hotfuse.fusion.fusion_engine import FusionPlanner, Planned, apart
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.kinds import CandidateKind, GroupKind
 from hotfuse.fusion.seen_costs import MOST_OFF, SeenCosts, correction
@@ -26,7 +26,7 @@ from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 from hotfuse.profile.traffic import MaskShare, MeasuredPiece, SizesShare, TrafficSeen, data_size
 from hotfuse.specialize.data_sizes import data_symbols, unsuited
-from hotfuse.specialize.shapes import at_sizes
+from hotfuse.specialize.recurring_sizes import at_sizes
 from tests.contract.test_fusion_engine import CHAIN
 
 PICKED = """

@@ -11,7 +11,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 from hotfuse.specialize.branches import conditions, speculate
-from hotfuse.specialize.shapes import at_sizes
+from hotfuse.specialize.recurring_sizes import at_sizes
 
 VIEWED = """graph main(%x: f32[s0, 4]) where (2 <= s0), (s0 <= 4096) {
   param %w: f32[8, 4] = "w"

@@ -22,9 +22,9 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.profile.database import Database
-from hotfuse.profile.place import location
 from hotfuse.profile.rows import Measurement, PartitionProfile, SpeedRow, StoredDecision, array_from_row, array_to_row
 from hotfuse.profile.store import Store
+from hotfuse.profile.store_place import location
 from hotfuse.profile.store_schema import STEPS, Migration, NewerSchema, migrate, version_of
 
 WHO = Fingerprint((("arch", "x86_64"),), (("cores", "2"),))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hotfuse.backends import registry
-from hotfuse.backends.llvm.runs import dispatch
+from hotfuse.backends.llvm.runs import size_dispatch
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile import fetch
@@ -172,7 +172,7 @@ def test_choices_that_make_no_sense_are_refused() -> None:
         ChoiceStep(sym("n"), (1,), ()),
     ):
         with pytest.raises(InternalError, match="variants"):
-            dispatch.check(choice)
+            size_dispatch.check(choice)
 
 
 def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_looks_at_tiny_calls_of_what_is_as_fast_stay_within_the_budget() -> None
     costs = []
     for seed in range(10):
         at, audit = audited(1.0, 0.3, 60_000, seed, takes_s=15e-6, look_s=30e-6)
-        found = audit.standing()
+        found = audit.state()
         assert at is None and found is not None
         costs.append(found.cost)
     assert sorted(costs)[5] < 2 * BUDGET
@@ -111,7 +111,7 @@ def test_where_times_scatter_by_factors_what_is_as_fast_stays_for_long() -> None
 @pytest.mark.parametrize("slower", [0.9, 0.5, 0.1])
 def test_the_audit_of_what_is_faster_stays_within_its_budget(slower: float) -> None:
     at, audit = audited(slower, 0.2, 60_000)
-    found = audit.standing()
+    found = audit.state()
     assert at is None and found is not None and found.cost < 1.5 * BUDGET
     assert found.low < slower < found.high and abs(found.ratio - slower) < 0.1 * slower
 
@@ -119,7 +119,7 @@ def test_the_audit_of_what_is_faster_stays_within_its_budget(slower: float) -> N
 def test_the_first_rounds_of_what_is_much_faster_cost_little_either() -> None:
     calls = 200
     _, audit = audited(0.25, 0.1, calls)
-    found = audit.standing()
+    found = audit.state()
     assert found is not None and audit.rounds >= 2 and found.cost < 1.7 * FIRST_BUDGET
     assert audited(0.95, 0.1, 60)[1].rounds >= FIRST, "what is hardly faster has them at once"
 
@@ -293,7 +293,7 @@ def test_many_threads_and_sizes_have_one_round_at_a_time() -> None:
         side = audit.turn(key)
         old += side == OLD
         assert not audit.took(number, key, side, 1e-3 if side == NEW else 1e-2, LOOK_S)
-    found = audit.standing()
+    found = audit.state()
     assert found is not None and found.rounds >= 4 and found.cost < 1.5 * BUDGET and old < 60
 
 
@@ -346,7 +346,7 @@ def test_a_plan_is_not_held_by_its_trial() -> None:
     del plan
     assert gone() is None and not audit.is_of(PLAN)
     audit.reopen(5)  # and nothing is made of that
-    assert audit.standing() is None
+    assert audit.state() is None
 
 
 def test_the_first_call_weighs_no_more_than_others_in_what_a_call_takes() -> None:

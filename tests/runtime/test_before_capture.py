@@ -16,7 +16,7 @@ from torch import nn
 import hotfuse
 from hotfuse.base.settings import Settings
 from hotfuse.compile.workers.background_priority import background_priority
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.serve.answering import turn_of
 from hotfuse.runtime.site import CallGroup
@@ -82,13 +82,13 @@ def test_calls_whose_capture_is_under_way_are_counted_without_a_look_at_each(mon
 def test_a_team_on_every_core_leaves_one_to_background_work(
     cores: int, threads: int, has: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: cores)
+    monkeypatch.setattr(team_size, "usable_cores", lambda: cores)
     seen: list[int] = []
     known: list[int] = []
 
     def own(x: torch.Tensor) -> torch.Tensor:
         seen.append(torch.get_num_threads())
-        known.append(team.threads())
+        known.append(team_size.threads())
         return x * 2 + 1
 
     before = torch.get_num_threads()
@@ -118,7 +118,7 @@ def test_a_team_on_every_core_leaves_one_to_background_work(
 
 def test_calls_of_every_tier_leave_the_core_and_decisions_are_for_the_whole_team(monkeypatch: pytest.MonkeyPatch) -> None:
     """A team that is smaller for some calls is no other number of threads: nothing is decided anew for it."""
-    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    monkeypatch.setattr(team_size, "usable_cores", lambda: 4)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
@@ -145,12 +145,12 @@ def test_calls_of_every_tier_leave_the_core_and_decisions_are_for_the_whole_team
 
 
 def test_a_number_that_a_call_chooses_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    monkeypatch.setattr(team_size, "usable_cores", lambda: 4)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        team.leaving_cores(lambda: torch.set_num_threads(2))
-        assert torch.get_num_threads() == team.threads() == 2, "as without Hotfuse"
+        team_size.leaving_cores(lambda: torch.set_num_threads(2))
+        assert torch.get_num_threads() == team_size.threads() == 2, "as without Hotfuse"
     finally:
         torch.set_num_threads(before)
 
@@ -162,34 +162,34 @@ def test_a_number_that_a_call_chooses_stays(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_computes_beside_calls_has_the_cores_that_they_leave(
     cores: int, threads: int, in_flight: int, beside: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: cores)
+    monkeypatch.setattr(team_size, "usable_cores", lambda: cores)
 
     def in_a_call() -> int:
-        return team.leaving_cores(torch.get_num_threads) if team.has_every_core() else torch.get_num_threads()
+        return team_size.leaving_cores(torch.get_num_threads) if team_size.has_every_core() else torch.get_num_threads()
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with team.in_background(in_flight):
-            assert torch.get_num_threads() == beside and team.threads() == threads and team.computes_in_background()
+        with team_size.in_background(in_flight):
+            assert torch.get_num_threads() == beside and team_size.threads() == threads and team_size.computes_in_background()
             assert in_a_new_thread(in_a_call) == calls
-        with team.in_background(in_flight, at_least=2):  # what is measured between threads needs two
+        with team_size.in_background(in_flight, at_least=2):  # what is measured between threads needs two
             assert torch.get_num_threads() == max(2, beside)
-        assert torch.get_num_threads() == threads and not team.computes_in_background()
-        assert in_a_new_thread(in_a_call) == (cores - 1 if threads == cores >= team.SPARE_FROM else threads)
+        assert torch.get_num_threads() == threads and not team_size.computes_in_background()
+        assert in_a_new_thread(in_a_call) == (cores - 1 if threads == cores >= team_size.SPARE_FROM else threads)
     finally:
         torch.set_num_threads(before)
 
 
 @torch.inference_mode()
 def test_a_proof_beside_calls_leaves_them_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    monkeypatch.setattr(team_size, "usable_cores", lambda: 4)
     before, seen = torch.get_num_threads(), list[tuple[int, bool]]()
     torch.set_num_threads(4)
     timed = proof._timed  # pyright: ignore[reportPrivateUsage]
 
     def noted(run: Any, inputs: Any) -> Any:
-        seen.append((torch.get_num_threads(), team.computes_in_background()))
+        seen.append((torch.get_num_threads(), team_size.computes_in_background()))
         return timed(run, inputs)
 
     monkeypatch.setattr(proof, "_timed", noted)
@@ -206,17 +206,17 @@ def test_a_proof_beside_calls_leaves_them_their_cores(monkeypatch: pytest.Monkey
 
 
 def test_what_computes_while_nobody_calls_has_its_whole_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    monkeypatch.setattr(team_size, "usable_cores", lambda: 4)
     before, now, calls = torch.get_num_threads(), [0.0], [7]
     torch.set_num_threads(4)
     try:
         lull = Lull(lambda: now[0], lambda: calls[0], lambda: False)
         now[0] += 1.0
         with lull.computing():
-            assert torch.get_num_threads() == 4 and not team.computes_in_background()
+            assert torch.get_num_threads() == 4 and not team_size.computes_in_background()
         calls[0] += 1
         with lull.computing():
-            assert torch.get_num_threads() == 1 and team.computes_in_background()
+            assert torch.get_num_threads() == 1 and team_size.computes_in_background()
         now[0] += 1.0
         with lull.computing():
             assert torch.get_num_threads() == 4
@@ -229,12 +229,12 @@ def test_calls_under_way_are_over_before_anything_is_computed(
     ends_at: float, waits: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have every core until their end; what never ends is waited for for a while."""
-    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    monkeypatch.setattr(team_size, "usable_cores", lambda: 4)
     monkeypatch.setattr(lull_module, "calls_in_flight", lambda: 1)
     before, now, marked = torch.get_num_threads(), [0.0], list[bool]()
 
     def sleep(seconds: float) -> None:
-        marked.append(team.computes_in_background())
+        marked.append(team_size.computes_in_background())
         now[0] += seconds
 
     torch.set_num_threads(4)
@@ -252,7 +252,7 @@ def test_calls_beside_computing_are_no_rounds() -> None:
     contest = PlanContest(plan, plan)
     entry: Any = SimpleNamespace(contest=contest, effects=None, counted=False)
     assert turn_of(entry, plan, (), (), grad=False) is not None
-    with team.in_background(1):
+    with team_size.in_background(1):
         assert turn_of(entry, plan, (), (), grad=False) is None
     assert turn_of(entry, plan, (), (), grad=False) is not None
 

@@ -78,6 +78,54 @@ def test_branches_are_bodies_of_their_own() -> None:
     assert not then["branches"] and not other["branches"]
 
 
+STRIDED = """graph main(%x: f32[1, 4, s0], %c: bool[]) where (5 <= s0) {
+  param %w: f32[8, 4, 3] = "w"
+  %h: f32[1, 8, (((s0 + -3) // 4) + 1)] = aten.conv1d.default(%x, %w, None, [4])
+  %y: f32[1, 8, (((s0 + -3) // 4) + 1)] = control.if(%c, [%h]) {
+    graph then(%a: f32[1, 8, (((s0 + -3) // 4) + 1)]) {
+      %b: f32[1, 8, (((s0 + -3) // 4) + 1)] = aten.relu.default(%a)
+      %d: f32[1, 8, (((s0 + -3) // 4) + 1)] = aten.exp.default(%b)
+      return %d
+    }
+    graph else(%a: f32[1, 8, (((s0 + -3) // 4) + 1)]) {
+      %b: f32[1, 8, (((s0 + -3) // 4) + 1)] = aten.sigmoid.default(%a)
+      return %b
+    }
+  }
+  return %y
+}
+"""
+
+
+def test_a_branch_need_not_show_the_sizes_of_the_graph_around_it() -> None:
+    """Behind a stride none of its own inputs shows `s0`: it was taken for malformed, and the whole graph got no kernels."""
+    header, codes = whole_graph.make(parse(STRIDED), {"s0": 64})
+    then, other = header["branches"]["1"]
+    assert [k >= 0 for _, _, k in (*then["parts"], *other["parts"])] == [True, True] and codes, header["notes"]
+
+
+class Strided(torch.nn.Module):
+    """A branch behind a stride."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv1d(4, 8, 3, stride=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.conv(x)
+        return torch.cond(h.sum() > 0, lambda a: torch.exp(torch.relu(a)) + a, lambda a: torch.sigmoid(a) - a, (h,))
+
+
+def test_branches_behind_a_stride_are_served_with_kernels_at_any_size() -> None:
+    model = Strided().eval()
+    fast = hotfuse.jit(model, settings=INLINE)
+    for n in (64, 80, 96, 112) * 6:
+        x = torch.randn(1, 4, n)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+    assert any(p.tier == 1 and p.kernels for p in fast.plans()), str(fast.explain(full=True))
+    fast.close()
+
+
 def test_branches_without_kernels_stay_with_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_lose(monkeypatch)
     header, codes = whole_graph.make(parse(CHOICE), {"s0": 5})

@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotfuse.base.errors import InputError
-from hotfuse.cli import app, machine_limits
-from hotfuse.cli import costs as costs_module
+from hotfuse.cli import app, cost_report, machine_limits
 from hotfuse.cli.calibrate import MOST_REASONS
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import calibrate as calibrating
@@ -54,9 +53,9 @@ def test_costs_say_that_a_model_was_left_aside_and_go_on(
             store.save_model(model.NAME, {"width": np.zeros(1)}, {"features": ["of another version"]}, machine)
     learned.forget()
     with used_by(RequestContext(str(place), False).header()):
-        costs_module.show_costs(parse(GRAPH), [(64, 64)], as_json=False)
+        cost_report.show_costs(parse(GRAPH), [(64, 64)], as_json=False)
         said = capsys.readouterr().out
-        costs_module.show_costs(parse(GRAPH), [(64, 64)], as_json=True)
+        cost_report.show_costs(parse(GRAPH), [(64, 64)], as_json=True)
     found = json.loads(capsys.readouterr().out)
     learned.forget()
     assert found["predictor"] == "rooflines" and "predicted by rooflines" in said
@@ -84,8 +83,8 @@ def test_costs_have_the_times_of_what_served_and_name_the_sizes(tmp_path: Path) 
                                                 2048.0, 1024.0, 1.0, "memory", {})], host.machine)  # fmt: skip
     learned.forget()
     with used_by(RequestContext(str(place), False).header()):
-        found = costs_module.costs(graph, [(8, 64)])
-        other = costs_module.costs(parse(CHAIN.replace("8,", "16,")), [(16, 64)])
+        found = cost_report.costs(graph, [(8, 64)])
+        other = cost_report.costs(parse(CHAIN.replace("8,", "16,")), [(16, 64)])
     learned.forget()
     (group,) = found["groups"]
     assert group["measured_us"] == 3.0 and not found["notes"]

@@ -274,7 +274,8 @@ new = set(sys.modules) - before
 missing = {f"hotfuse.{m}" for m in ("backends.llvm.runs.enter", "native.guard", "runtime.tierup.proof")} - new
 assert not missing, missing
 compiling = {"sympy", "sqlalchemy", "llvmlite", "sklearn", "torch.fx.experimental.symbolic_shapes"} | {
-    f"hotfuse.{m}" for m in ("lower.lowering", "fusion.engine", "hpm.model", "backends.llvm.emission.emit", "compile.run.runs")
+    f"hotfuse.{m}"
+    for m in ("lower.lowering", "fusion.fusion_engine", "hpm.model", "backends.llvm.emission.emit", "compile.run.runs")
 }
 assert not compiling & new, compiling & new
 """

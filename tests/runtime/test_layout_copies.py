@@ -12,8 +12,8 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.host import host_core
 from hotfuse.compile.unit.kernel_cache import host_peaks
 from hotfuse.compile.unit.layouts import laid_out
-from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Side
 from hotfuse.fusion.forecast import RooflinePredictor
+from hotfuse.fusion.fusion_engine import FusionChoice, FusionPlanner, Side
 from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.layout import CONVERTS, entered
 from hotfuse.ir.graph import Graph, Node, Token

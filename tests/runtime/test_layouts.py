@@ -10,7 +10,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse.base.settings import Settings
-from hotfuse.cli.costs import costs
+from hotfuse.cli.cost_report import costs
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.runtime.plan import Plan
 from tests.races import layouts_take, slow_library

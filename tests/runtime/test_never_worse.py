@@ -199,7 +199,7 @@ def test_a_plan_that_becomes_slow_is_withdrawn_and_the_audit_shows_why() -> None
     slow: list[float] = []
     with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: slow[0] if slow else 0.0) as live:
         live.calls_until(lambda: live.captured and live.entry.plan.tier == 1)
-        live.calls_until(lambda: bool(live.entry.audits) and live.entry.audits[None].standing() is not None)
+        live.calls_until(lambda: bool(live.entry.audits) and live.entry.audits[None].state() is not None)
         shown = explain_engine(live.engine, full=True)
         (audit,) = shown.to_dict()["sites"][0]["plans"][0]["audits"]
         assert audit["ratio"] < 1 and audit["against"] == "tier 0" and "audit: " in str(shown)

@@ -1,4 +1,4 @@
-"""What a node or a graph costs on paper: floating-point operations and bytes moved, for given sizes.
+"""What a node or a graph costs by what it is: floating-point operations and bytes moved, for given sizes.
 
 Bytes are every tensor read plus every tensor written, once each; ops that only make a view move none. A figure that
 depends on data (a size nobody knows, how often a loop runs) is None, never a guess. Which branch is taken depends on data, too: the

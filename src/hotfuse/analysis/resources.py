@@ -1,4 +1,4 @@
-"""What a piece of a graph uses of the machine: work on paper, time as measured, and which resource binds it.
+"""What a piece of a graph uses of the machine: work by its graph, time as measured, and which resource binds it.
 
     work   flops, bytes moved node by node, bytes that enter and leave the whole piece, the largest value between two nodes
     use    work with a measured time: compute-bound, memory-bound, or neither because calling it is what takes the time
@@ -55,7 +55,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A piece of a graph on paper, at given sizes; None where a figure depends on data."""
+    """What a piece of a graph has to do, at given sizes; None where a figure depends on data."""
 
     nodes: int
     flops: int | None

@@ -37,8 +37,8 @@ class Pass(Generic[A, B, J]):
     takes: type[A]
     gives: type[B]
     run: Callable[[A, J], B]
-    verify: Callable[[B], object] | None = None
-    """Raises where a result is not well-formed; None for what is verified where it is built."""
+    verify: Callable[[B, J], object] | None = None
+    """Raises where a result is not well-formed, by what the pass knows; None for what is verified where it is built."""
     where: Where = Where.SERVER
     always: bool = False
     """Whether its results are verified in production too."""
@@ -69,7 +69,7 @@ def run(step: Pass[A, B, J], value: A, job: J) -> B:
         raise InternalError(f"pass {step.name} gives {step.gives.__name__}", because=f"it gave {type(made).__name__}")
     if step.verify is not None and (step.always or _everywhere):
         try:
-            step.verify(made)
+            step.verify(made, job)
         except HotfuseError as e:
             what = f"the result of pass {step.name} is not well-formed"
             raise InternalError(what, where=e.where, because=e.because or e.what) from e

@@ -49,7 +49,7 @@ RETRY_S = 60.0
 """After a failed write nothing is written for so long: a disk that was full is used again, a read-only one is left alone."""
 COUNTED = ("hits", "from_bundles", "from_shared", "misses", "refused", "unreadable", "written", "not_written", "waited",
            "made_by_others", "evicted", "bytes_read", "bytes_written")
-TOLD = 16
+MAX_REASONS = 16
 """Reasons kept for a reader."""
 
 
@@ -106,7 +106,7 @@ class Folder:
     shared: SharedStore | None = None
     """The layer that gets what the directory gets."""
     counts: Counter[str] = field(default_factory=Counter[str])
-    told: deque[str] = field(default_factory=lambda: deque[str](maxlen=TOLD))
+    told: deque[str] = field(default_factory=lambda: deque[str](maxlen=MAX_REASONS))
     """Why entries were refused, not found or not written, the newest last."""
     trouble: str = ""
     """Why nothing is written at present; empty while it is."""

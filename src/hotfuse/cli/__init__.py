@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hotfuse.cli import bench, build, cache, calibrate, db, doctor, explain, hpm, run, show, watch
+from hotfuse.cli import bench, build_bundle, cache, calibrate, db, doctor, explain, hpm, run, show, watch
 
 app = typer.Typer(
     name="hotfuse",
@@ -20,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for _command in (
-    run.run, explain.explain, watch.watch, show.show, bench.bench, build.build, doctor.doctor, calibrate.calibrate, hpm.hpm,
+    run.run, explain.explain, watch.watch, show.show, bench.bench, build_bundle.build, doctor.doctor, calibrate.calibrate, hpm.hpm,
     cache.keys,
 ):  # fmt: skip
     app.command()(_command)

@@ -50,8 +50,8 @@ def calibrate(
     from hotfuse.compile.learn.calibrate import calibrate as run
     from hotfuse.compile.workers.worker_pool import machine_pool
     from hotfuse.hpm.trust import judged
-    from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
+    from hotfuse.profile.store_place import location
 
     with Store.open(at or location(from_env())) as store, machine_pool() as pool:
         if console().is_terminal and not as_json:

@@ -44,7 +44,7 @@ def _kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str) -> lis
     from hotfuse.ir.normal import normalized
     from hotfuse.ir.subgraph import extract
     from hotfuse.ir.text import parse, show
-    from hotfuse.specialize.shapes import at_sizes
+    from hotfuse.specialize.recurring_sizes import at_sizes
 
     sizes = bind(graph, shapes)
     if isinstance(sizes, Mismatch):

@@ -36,8 +36,8 @@ def hpm(
 
     from hotfuse.compile.host import this_host
     from hotfuse.hpm import model
-    from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
+    from hotfuse.profile.store_place import location
 
     threads = threads or torch.get_num_threads()
     place = at or location(from_env())

@@ -49,8 +49,8 @@ def limits(settings: Settings, who: Fingerprint, *, measure: bool) -> MachineLim
 
 
 def _peaks(settings: Settings, who: Fingerprint, *, measure: bool) -> tuple[MachinePeaks | None, str, dict[str, Any]]:
-    from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
+    from hotfuse.profile.store_place import location
 
     place = location(settings)
     if not measure and "://" not in place and not Path(place).exists():

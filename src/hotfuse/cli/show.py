@@ -18,7 +18,7 @@ import typer
 from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.passes import verifying
 from hotfuse.base.settings import from_env
-from hotfuse.cli.costs import show_costs
+from hotfuse.cli.cost_report import show_costs
 from hotfuse.cli.device_kernels import show_device_kernels
 from hotfuse.cli.kernels import show_kernels
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows

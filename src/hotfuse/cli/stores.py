@@ -27,8 +27,8 @@ At = Annotated[
 def open_store(at: str | None = None, *, begin: bool = False) -> Store:
     """A store that exists: looking at one must not begin it, nor put a damaged one aside unseen. `begin`: or a new one."""
     from hotfuse.profile.database import damaged
-    from hotfuse.profile.place import central, location
     from hotfuse.profile.store import Store, store_place
+    from hotfuse.profile.store_place import central, location
 
     place = at or central(from_env()) or location(from_env())
     file = store_place(place)

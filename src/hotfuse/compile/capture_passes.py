@@ -29,7 +29,7 @@ def _simplified(done: Captured, _job: None) -> Captured:
     )  # fmt: skip
 
 
-def _well_formed(done: Captured) -> object:
+def _well_formed(done: Captured, _job: object) -> object:
     from hotfuse.ir.verify import verify
 
     return verify(done.graph)

@@ -25,7 +25,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective, Precision, Settings, from_env
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import CachePlace, folder_at, where
-from hotfuse.profile.place import location
+from hotfuse.profile.store_place import location
 
 VERSION = 6
 """Of what requests say: a worker that speaks another one refuses."""

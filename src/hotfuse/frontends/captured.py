@@ -137,7 +137,7 @@ class Captured:
     warned: tuple[Warned, ...] = ()
     """Warnings that every call gives."""
     paths: int = 0
-    """Ways through code that reads its data which the graph has; 0 where no data decide."""
+    """Paths through code that reads its data which the graph has; 0 where no data decide."""
     logged: tuple[tuple[str, int], ...] = ()
     """Loggers by name and levels at which the model's code logs: a graph does not, so it serves while they let nothing through."""
 

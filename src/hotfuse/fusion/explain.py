@@ -9,7 +9,7 @@ from typing import Any
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.closed import UseIndex
-from hotfuse.fusion.engine import FusionChoice, Planned
+from hotfuse.fusion.fusion_engine import FusionChoice, Planned
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.worth import PredictedCost
 from hotfuse.ir.graph import Graph

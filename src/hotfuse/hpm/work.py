@@ -1,4 +1,4 @@
-"""What a candidate is on paper: one row of plain counts, from its graph, its sizes and how it would be tiled.
+"""What a candidate has to do: one row of plain counts, from its graph, its sizes and how it would be tiled.
 
     candidate   a closed group's graph, the sizes of a call, the core it would be cut for, threads; or the library's kernels
     row         sums and maxima over its nodes, bytes over its edges, the tile: nothing that depends on the machine's speed

@@ -48,15 +48,10 @@ _PREDICATES = {"==", "!=", "<", "<=", "and", "or", "not"}
 def verify(graph: Graph, told: Iterable[str] = ()) -> Graph:
     """The graph itself, when it is well formed; otherwise an InternalError that shows the faulty place.
 
-    `told` are symbols that the caller of the graph gives, as a call's sizes are given to its groups.
+    `told` are symbols that are known around the graph: a call's sizes to its groups, those of a graph to what is nested in it.
     """
     _GraphVerifier(graph, f"graph {graph.name!r}", 0).run(set(told))
     return graph
-
-
-def verify_part(graph: Graph) -> Graph:
-    """The same for a graph that may be a branch or a body of another one, where the sizes of its inputs are known."""
-    return verify(graph, {name for value in graph.inputs for d in dims_of(value.type) for name in symbols(d)})
 
 
 def invariants() -> dict[int, str]:

@@ -33,7 +33,7 @@ def clock_of(tensors: Sequence[torch.Tensor]) -> Clock:
 CYCLES_A_SECOND = 2e9
 """At least as many as a device has, so that it sleeps at least as long as it is asked to."""
 LONGEST_SLEEP_S = 0.05
-AHEAD = 1.3
+SLEEP_PER_LAUNCH = 1.3
 """What the device sleeps, times what launching takes: kernels with tensor descriptors take longer to launch than others."""
 
 
@@ -65,7 +65,7 @@ class DeviceTimer:
         """One round's, per run."""
         if self._launching_s == float("inf"):
             self._launch()
-        ahead = max(self._least_s, AHEAD * self._launching_s)
+        ahead = max(self._least_s, SLEEP_PER_LAUNCH * self._launching_s)
         return device_seconds(self._launch, self._device, ahead) / self._times
 
     def _launch(self) -> None:

@@ -119,6 +119,6 @@ class DriftWatch:
         while not self._stop.wait(self.interval_s):
             try:
                 self.look()
-            except Exception as e:  # a watcher must not end, nor disturb what it watches: it counts
+            except Exception as e:  # this thread must neither end nor disturb calls: it counts
                 kind = type(e).__name__
                 self.errors[kind] = self.errors.get(kind, 0) + 1

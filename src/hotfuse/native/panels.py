@@ -19,7 +19,7 @@ from hotfuse.native.toolchain import helper_object
 
 _SIDE = 16
 """Rows and columns of a square: one cache line of each row."""
-_AHEAD = 256
+_FETCH_BYTES = 256
 """Bytes that rows are fetched ahead."""
 _VECTOR = f"<{_SIDE} x i32>"
 _MASK = f"<{_SIDE} x i32>"
@@ -39,7 +39,8 @@ def _square_text() -> str:
     for i in range(_SIDE):
         text += (
             f"  %o{i} = mul i64 %row, {i}\n  %p{i} = getelementptr i8, ptr %from, i64 %o{i}\n"
-            f"  %f{i} = getelementptr i8, ptr %p{i}, i64 {_AHEAD}\n  call void @llvm.prefetch.p0(ptr %f{i}, i32 0, i32 3, i32 1)\n"
+            f"  %f{i} = getelementptr i8, ptr %p{i}, i64 {_FETCH_BYTES}\n"
+            f"  call void @llvm.prefetch.p0(ptr %f{i}, i32 0, i32 3, i32 1)\n"
             f"  %r{i} = load {_VECTOR}, ptr %p{i}, align 4\n"
         )
         rows.append(f"%r{i}")

@@ -49,7 +49,7 @@ class Job:
     """Where the plan is kept for later processes; None where nothing is."""
 
 
-def verify_graph(found: WeightedGraph | Partitioning) -> object:
+def verify_graph(found: WeightedGraph | Partitioning, _job: object) -> object:
     """What tests run behind every pass that gives a graph."""
     from hotfuse.ir.verify import verify  # by those who ask for it
 

@@ -162,7 +162,7 @@ class Batch:
     def partition(
         self, s: Subject, item: int, ns: int, bytes: int, flops: int, counters: tuple[int, int, int] | None = None
     ) -> None:
-        """A partition's time, and on paper its bytes and flops (-1: unknown)."""
+        """A partition's time, and its bytes and flops by its graph (-1: unknown)."""
         at = self._head(RecordKind.PARTITION, item, s, flags=Flag.COUNTERS if counters else 0)
         _six.pack_into(self._view, at + BODY, ns, bytes, flops, *(counters or (0, 0, 0)))
 

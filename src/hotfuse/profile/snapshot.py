@@ -56,7 +56,7 @@ class ControlSeen:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSeen:
-    """A partition's time in nanoseconds, and what it moves and computes on paper (-1: unknown)."""
+    """A partition's time in nanoseconds, and what it moves and computes by its graph (-1: unknown)."""
 
     item: int
     n: int

@@ -18,8 +18,8 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.exchange import Exchange
-from hotfuse.profile.place import AWAY
 from hotfuse.profile.store import Store
+from hotfuse.profile.store_place import AWAY
 
 BackgroundContext = AbstractContextManager[None]
 """What keeps an exchange from holding calls up: it makes thousands of objects, as does an error of the database."""

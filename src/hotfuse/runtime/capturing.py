@@ -21,7 +21,7 @@ from hotfuse.base.events import Action, Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.paths.reads import RecordedReads, TooManyReads
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.runtime.admission import MAX_FOLLOWED, CallSample, GraphAdmission
 from hotfuse.runtime.background import Background
@@ -173,7 +173,7 @@ class Capturer:
             read = reads.taken() if reads is not None else None
         except TooManyReads as e:
             return self._left_alone(group, Why.READS_DATA, str(e), result)
-        sample = CallSample(inputs, copies, after.spec, written, seconds, number, team.threads(), read)
+        sample = CallSample(inputs, copies, after.spec, written, seconds, number, team_size.threads(), read)
 
         def capture() -> None:
             try:

@@ -30,7 +30,7 @@ from hotfuse.cache.place import folder_of
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import short_of_time
 from hotfuse.compile.workers.shortage import SHORT
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.machine.heap import heap
 from hotfuse.native.call_context import Around, asked_in_python, native_around, what_is_around
@@ -161,7 +161,7 @@ class Engine:
                 return self.model.call(*args, **kwargs)
             if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
                 return self._with_threads(self._threads, args, kwargs)
-            if background_priority.jobs and not counted and team.has_every_core():
+            if background_priority.jobs and not counted and team_size.has_every_core():
                 return self._beside_jobs(args, kwargs)
             if kwargs:
                 leaves, key = (*args, *kwargs.values()), (len(args), *kwargs)
@@ -284,7 +284,7 @@ class Engine:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            if background_priority.jobs and team.has_every_core():
+            if background_priority.jobs and team_size.has_every_core():
                 return self._beside_jobs(args, kwargs)
             return self.serve(args, kwargs, counted=True)
         finally:
@@ -293,7 +293,7 @@ class Engine:
     def _beside_jobs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call whose team has every core, while background work needs some."""
         self.log.count("calls_that_spared_a_core")
-        return team.leaving_cores(self.serve, args, kwargs, counted=True)
+        return team_size.leaving_cores(self.serve, args, kwargs, counted=True)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts, names = self._tally.mine, (len(args), *kwargs) if kwargs else len(args)

@@ -30,7 +30,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from hotfuse.base.faults import steady
+from hotfuse.base.faults import faults, steady
 from hotfuse.base.lazy_dataclass import dataclass
 
 PAUSE_S = 0.002
@@ -78,8 +78,7 @@ class Epochs:
         self.retired = 0
         self.freed = 0
         self.failed = 0
-        """Things whose `free` raised."""
-        self.last_error = ""
+        """Things whose `free` raised: `base.faults` has what they said."""
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -139,7 +138,7 @@ class Epochs:
                     item.free()
             except Exception as e:
                 self.failed += 1
-                self.last_error = f"{type(e).__name__}: {e}"
+                faults.note("freeing what is out of reach", e)
             item.thing = item.free = None
         count = len(ready)
         with self._lock:
@@ -156,7 +155,7 @@ class Epochs:
         return {"retired": self.retired, "freed": self.freed, "failed": self.failed}
 
     def quiesce(self, timeout: float = 10.0) -> bool:
-        """Wait until everything retired is freed (tests, and closing); False if calls are still in some of it."""
+        """Wait until everything retired is freed, for tests; False if calls are still in some of it."""
         end = time.monotonic() + timeout
         while self.waiting:
             if time.monotonic() > end:

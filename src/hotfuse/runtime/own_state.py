@@ -36,7 +36,7 @@ from hotfuse.frontends.lifted_state import (
     can_be_kept,
     writable_state,
 )
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.serve.effects import is_small, same_bits
 from hotfuse.runtime.site import Site
@@ -182,7 +182,7 @@ class StateServing:
             if self._generation != engine.plans.generation and not self._find():
                 return self._plain.serve(args, kwargs)
             site = self._site
-            if site is not None and site.resting > 0 and not (background_priority.jobs and team.has_every_core()):
+            if site is not None and site.resting > 0 and not (background_priority.jobs and team_size.has_every_core()):
                 site.resting -= 1
                 engine.answered_outside()
                 return self._target(*args, **kwargs)

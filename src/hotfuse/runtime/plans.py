@@ -330,7 +330,7 @@ class Plans:
     def withdraw_slower(self, site: Site, entry: Entry, audit: Audit) -> None:
         """A plan that the audit found to be slower than what it replaced is dropped; it may be tried again later."""
         with self.lock:
-            version, found = audit.version, audit.standing()
+            version, found = audit.version, audit.state()
             plan = entry.plan if version is None else entry.versions.get(version)
             if plan is None or not audit.is_of(plan) or found is None:  # it went meanwhile
                 return

@@ -275,7 +275,7 @@ class Entry:
         if self.whole is not None and self.whole.is_of(plan):
             return self.whole
         audit = self.audits.get(None)
-        if audit is None or audit.rounds < FIRST_ROUNDS or not audit.is_of(plan) or (state := audit.standing()) is None:
+        if audit is None or audit.rounds < FIRST_ROUNDS or not audit.is_of(plan) or (state := audit.state()) is None:
             return None
         self.whole = WholeCalls(plan, ended=state.ratio < IN_DOUBT)
         return self.whole
@@ -303,7 +303,7 @@ class CallGroup:
     follows: bool = False
     """The model's code reads tensor data: what it reads is recorded in calls that are captured."""
     paths: tuple[Path, ...] = ()
-    """Ways that a graph has which calls stray from: the next one that is captured is to have them, too."""
+    """Paths that a graph has which calls stray from: the next one that is captured is to have them, too."""
     followed: int = 0
     """Captures for further ones."""
     across: tuple[frozenset[int], ...] = ()
@@ -381,7 +381,7 @@ class Site:
         self.entries: tuple[Entry, ...] = ()
         self.groups: dict[Any, CallGroup] = {}
         self._limit = limit
-        self._soft: list[Job] = []
+        self._hardening: list[Job] = []
         self._evicted: list[Entry] = []
         self.resting = 0
         """Calls that the model's own code answers before anything is looked up again: nothing here is faster."""
@@ -425,8 +425,8 @@ class Site:
 
     def _when_hot(self, job: Job) -> None:
         """Each job once, however often it is asked for before the site is hot."""
-        if job not in self._soft:
-            self._soft.append(job)
+        if job not in self._hardening:
+            self._hardening.append(job)
 
     def admit(self, entry: Entry) -> None:
         """Route calls to a new entry; others may have to go (`evicted`)."""
@@ -517,7 +517,7 @@ class Site:
 
     def hardening_jobs(self) -> list[Job]:
         """Jobs that make the dispatch native, for a site that turned out to be hot; each is given out once."""
-        jobs, self._soft[:] = list(self._soft), []
+        jobs, self._hardening[:] = list(self._hardening), []
         return jobs
 
     def group(self, leaves: Sequence[torch.Tensor], limit: int) -> CallGroup | None:

@@ -22,7 +22,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.model_file import DeclaredDim, Port, PortType
 from hotfuse.frontends.onnx.values import BY_CODE, BY_NUMPY, ELEMS, Elem, Value, from_any, from_numpy, to_numpy
 from hotfuse.session.args import tensor_shape
-from hotfuse.session.errors import Fail, InvalidArgument, UnsupportedFeed
+from hotfuse.session.ort_errors import Fail, InvalidArgument, UnsupportedFeed
 from hotfuse.session.ortvalue import OrtValue
 
 Array = np.ndarray[Any, Any]

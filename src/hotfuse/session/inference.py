@@ -33,7 +33,9 @@ from hotfuse.ir.graph import Graph
 from hotfuse.machine.primitives import bound_primitive_caches
 from hotfuse.session import providers as eps
 from hotfuse.session.args import ModelMetadata, NodeArg, complete, fix_dims, metadata, node_args
-from hotfuse.session.errors import (
+from hotfuse.session.feeds import admit, release, slot
+from hotfuse.session.options import RunOptions, SessionOptions, adopted, check_severity
+from hotfuse.session.ort_errors import (
     Fail,
     InvalidArgument,
     InvalidGraph,
@@ -43,8 +45,6 @@ from hotfuse.session.errors import (
     load_error,
     run_error,
 )
-from hotfuse.session.feeds import admit, release, slot
-from hotfuse.session.options import RunOptions, SessionOptions, adopted, check_severity
 from hotfuse.session.ortvalue import IOBinding, OrtValue
 from hotfuse.session.serving import DeviceModel, engine_for
 from hotfuse.stages import ServedPlan, plans_of

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-from hotfuse.session.errors import Unavailable, UnsupportedFeed, WrongCall
+from hotfuse.session.ort_errors import Unavailable, UnsupportedFeed, WrongCall
 
 
 class GraphOptimizationLevel(IntEnum):

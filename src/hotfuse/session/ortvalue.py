@@ -12,7 +12,7 @@ import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.values import BY_CODE, BY_NUMPY, Elem, from_numpy
-from hotfuse.session.errors import Unavailable, UnsupportedFeed
+from hotfuse.session.ort_errors import Unavailable, UnsupportedFeed
 from hotfuse.session.providers import devices
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.session.errors import InvalidArgument, WrongCall
+from hotfuse.session.ort_errors import InvalidArgument, WrongCall
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

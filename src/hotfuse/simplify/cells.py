@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hotfuse.analysis.layouts import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import possible_sizes, relaid
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, unused_name

@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hotfuse.analysis.layouts import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import possible_sizes, relaid
 from hotfuse.analysis.row_axes import product
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hotfuse.analysis.layouts import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import possible_sizes, relaid
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim

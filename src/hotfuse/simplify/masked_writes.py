@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hotfuse.analysis.layouts import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import possible_sizes, relaid
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources, unused_name
 from hotfuse.ir.types import DType, TensorType

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hotfuse.analysis.layouts import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import possible_sizes, relaid
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, product, shape_of, whole
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hotfuse.analysis.layouts import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import possible_sizes, relaid
 from hotfuse.analysis.liveness import without_unread
 from hotfuse.analysis.mask_facts import RowPlaces
 from hotfuse.analysis.row_axes import quotient, shape_of

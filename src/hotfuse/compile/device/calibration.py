@@ -44,7 +44,7 @@ ROUNDS = 5
 """Of each kernel; the least counts."""
 STEP = 4
 """Of a problem's tilings every fourth is measured: other problems show the others."""
-AHEAD = 3
+COMPILED_PER_WORKER = 3
 """Problems for each worker that are compiled before they are measured."""
 COMPILE_TIMEOUT_S, LEARNING_TIMEOUT_S = 60.0, 300.0
 NOISY = 0.2
@@ -84,7 +84,7 @@ def timed_kernels(
     report, begin = CalibrationReport(), time.monotonic()
     waiting: list[tuple[Graph, Future[wire.Message]]] = []
     drawn = _asked(executor, device, settings, seed)
-    most = AHEAD * max(1, executor.size)
+    most = COMPILED_PER_WORKER * max(1, executor.size)
     try:
         while (at := time.monotonic() - begin) < seconds:
             told(at / seconds, report)

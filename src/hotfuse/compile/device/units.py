@@ -241,10 +241,10 @@ def _code(lowered: Lowered, job: DeviceKernelJob) -> BuiltDeviceKernel:
 
 
 DEVICE_GROUPING = (
-    Pass("device groups", Graph, GroupedGraph, _grouped, lambda found: verify(found.graph), Where.WORKER),
+    Pass("device groups", Graph, GroupedGraph, _grouped, lambda found, _: verify(found.graph), Where.WORKER),
     ORDER,
 )
-LOWER = Pass("device lower", DeviceGroup, Lowered, _lower, lambda made: verify_kernel(made.kernel), Where.WORKER)
+LOWER = Pass("device lower", DeviceGroup, Lowered, _lower, lambda made, _: verify_kernel(made.kernel), Where.WORKER)
 GENERATE_CODE = Pass("device code", Lowered, BuiltDeviceKernel, _code, where=Where.WORKER)
 DEVICE_KERNEL = (LOWER, GENERATE_CODE)
 """One group's way to device code, in one tiling."""

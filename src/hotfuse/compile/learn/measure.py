@@ -55,7 +55,7 @@ def tile_of(
         return NO_TILE  # every channel has sums of its own, and there is no product
     if window == stride == groups == 1:
         return _tile(conv_shape.product(own, rows, columns, depth), rows, columns)
-    how = _fewer(own, rows, columns, depth, window) if stride == groups == 1 else None
+    how = _winograd(own, rows, columns, depth, window) if stride == groups == 1 else None
     if how is not None:
         taken = how.points / (how.down.outputs * how.across.outputs * window)
         return _tile(how.tiling, how.block, columns, taken)
@@ -70,7 +70,7 @@ def _tile(t: GemmTiling, rows: int, columns: int, taken: float = 1.0) -> TileSha
     return TileShape(high, t.vectors, t.sets(math.ceil(high)), empty / max(columns, 1), t.group_rows, taken)
 
 
-def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> winograd.WinogradTiling | None:
+def _winograd(core: Core, rows: int, columns: int, depth: int, window: int) -> winograd.WinogradTiling | None:
     """As lowering decides it, for an image as high as it is wide."""
     side = math.isqrt(window)
     if side * side != window:

@@ -369,7 +369,7 @@ def _drivers(level: LevelParts, bench: _RunKernels) -> RunBodies:
 
 
 RUNS = (
-    Pass("bridges", LevelParts, LevelParts, _refined, lambda level: verify(level.graph), Where.WORKER),
+    Pass("bridges", LevelParts, LevelParts, _refined, lambda level, _: verify(level.graph), Where.WORKER),
     Pass("drivers", LevelParts, RunBodies, _drivers, where=Where.WORKER),
 )
 """From kernels to native runs."""

@@ -16,7 +16,7 @@ from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.ir.graph import Graph, Value, makers, output_values
 from hotfuse.ir.retype import revalued
 from hotfuse.ir.types import Layout, TensorType
-from hotfuse.ir.verify import verify_part
+from hotfuse.ir.verify import verify
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.places import is_view, operand
 from hotfuse.ops.movement import APPEND, append_order
@@ -37,6 +37,8 @@ class GroupingJob:
     gate: Gate | None = None
     seen: SeenCosts | None = None
     """What calls showed of the graph."""
+    told: frozenset[str] = frozenset()
+    """Symbols of the graph around this one, which is a branch or a loop's body: its own inputs need not show them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,9 @@ def _order(found: GroupedGraph, _job: object) -> GroupedGraph:
     return GroupedGraph(reordered(found.graph, found.groups), tuple(groups), found.choices)
 
 
-def _well_formed(found: GroupedGraph) -> object:
-    return verify_part(found.graph)
+def _well_formed(found: Graph | GroupedGraph, job: Any) -> object:
+    graph = found if isinstance(found, Graph) else found.graph
+    return verify(graph, job.told if isinstance(job, GroupingJob) else ())
 
 
 ORDER: Pass[GroupedGraph, GroupedGraph, Any] = Pass(
@@ -119,8 +122,8 @@ ORDER: Pass[GroupedGraph, GroupedGraph, Any] = Pass(
 )
 """Of any target."""
 GROUPING = (
-    Pass("rules", Graph, Graph, lambda graph, _: simplify(experts_in_order(graph))[0], verify_part, Where.WORKER),
-    Pass("appends", Graph, Graph, lambda graph, _: appended(graph), verify_part, Where.WORKER),
+    Pass("rules", Graph, Graph, lambda graph, _: simplify(experts_in_order(graph))[0], _well_formed, Where.WORKER),
+    Pass("appends", Graph, Graph, lambda graph, _: appended(graph), _well_formed, Where.WORKER),
     Pass("layouts", Graph, GroupedGraph, _layouts, _well_formed, Where.WORKER),
     Pass("groups", GroupedGraph, GroupedGraph, _groups, _well_formed, Where.WORKER),
     ORDER,

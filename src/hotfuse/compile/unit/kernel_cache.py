@@ -34,7 +34,7 @@ from hotfuse.lower import Core
 from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
-from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
+from hotfuse.lower.common.own_sizes import anchored, symbols_of, with_own_sizes
 from hotfuse.machine.topology import stated_hz
 from hotfuse.native.target import host
 from hotfuse.ops.table import packet
@@ -110,6 +110,11 @@ def _normal(use: GroupUse, _job: None) -> NormalGroup:
     return NormalGroup(normal, text, {**use.sizes, **known}, key, meaning)
 
 
+def _well_formed(piece: NormalGroup, _job: None) -> object:
+    """Sizes that none of its inputs shows are those of the graph it is from: a group with such has no kernel."""
+    return verify(piece.normal, {*piece.sizes, *(symbols_of(piece.normal) - piece.meaning.keys())})
+
+
 def _lower(piece: NormalGroup, core: Core) -> Lowered:
     for v in output_values(piece.normal):
         if isinstance(v.type, TensorType) and 0 in v.type.shape:  # a loop over nothing stores nothing
@@ -121,8 +126,8 @@ def _code(lowered: Lowered, _job: None) -> CompiledCandidate:
     return CompiledCandidate(lowered, kernels().compile_kernel(lowered.kernel))
 
 
-NORMALIZE = Pass("normalize", GroupUse, NormalGroup, _normal, lambda piece: verify(piece.normal, piece.sizes), Where.WORKER)
-LOWER = Pass("lower", NormalGroup, Lowered, _lower, lambda made: verify_kernel(made.kernel), Where.WORKER)
+NORMALIZE = Pass("normalize", GroupUse, NormalGroup, _normal, _well_formed, Where.WORKER)
+LOWER = Pass("lower", NormalGroup, Lowered, _lower, lambda made, _: verify_kernel(made.kernel), Where.WORKER)
 GENERATE_CODE = Pass("generate code", Lowered, CompiledCandidate, _code, where=Where.WORKER)
 KERNEL = (NORMALIZE, LOWER, GENERATE_CODE)
 """One group's way to object code."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hotfuse.fusion.engine import Contest, FusionChoice, FusionPlanner
+from hotfuse.fusion.fusion_engine import Contest, FusionChoice, FusionPlanner
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.layout import channels_last, entered, regions
 from hotfuse.fusion.own import with_own_operands

@@ -17,8 +17,8 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate
 from hotfuse.compile.variants.served_threads import as_served
-from hotfuse.fusion.engine import Side
 from hotfuse.fusion.exploration import MIN_GAIN
+from hotfuse.fusion.fusion_engine import Side
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import Core

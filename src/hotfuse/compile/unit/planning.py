@@ -16,8 +16,8 @@ from hotfuse.compile.request_context import strategies
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion import explain
 from hotfuse.fusion.dense_images import dense_images
-from hotfuse.fusion.engine import Contest, FusionPlanner, Planned
 from hotfuse.fusion.forecast import Predictor, Trained
+from hotfuse.fusion.fusion_engine import Contest, FusionPlanner, Planned
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.layout import channels_last

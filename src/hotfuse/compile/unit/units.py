@@ -68,6 +68,7 @@ from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
+from hotfuse.lower.common.own_sizes import symbols_of
 from hotfuse.lower.cpu import scratch
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.profile.traffic import TrafficSeen
@@ -114,22 +115,23 @@ def measuring(sizes: Mapping[str, int]) -> Gate:
 
 
 def grouping_job(
-    sizes: Mapping[str, int], objective: Objective, gate: Gate | None = None, seen: SeenCosts | None = None
-) -> GroupingJob:
+    sizes: Mapping[str, int], objective: Objective, gate: Gate | None = None, seen: SeenCosts | None = None,
+    told: frozenset[str] = frozenset(),
+) -> GroupingJob:  # fmt: skip
     """What grouping needs to know, with this worker's kernels."""
 
     def lowers(piece: Graph) -> str:
         return kernel_cache().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
 
-    return GroupingJob(sizes, kernel_cache().core, lowers, objective, gate, seen)
+    return GroupingJob(sizes, kernel_cache().core, lowers, objective, gate, seen, told)
 
 
 def _body(
     graph: Graph, sizes: Mapping[str, int], bodies: list[GroupedBody], known: dict[str, GroupFacts], objective: Objective,
-    gate: Gate | None = None, seen: SeenCosts | None = None,
+    gate: Gate | None = None, seen: SeenCosts | None = None, told: frozenset[str] = frozenset(),
 ) -> int:  # fmt: skip
     """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
-    grouped: GroupedGraph = run_all(GROUPING, graph, grouping_job(sizes, objective, gate, seen))
+    grouped: GroupedGraph = run_all(GROUPING, graph, grouping_job(sizes, objective, gate, seen, told))
     ordered, groups = grouped.graph, grouped.groups
     text = show(ordered)
     own = GroupedBody(text, hashlib.sha256(text.encode()).hexdigest()[:24], (), {}, ())
@@ -142,7 +144,9 @@ def _body(
         found.append(described(ordered, g.nodes, g.kind, sizes, known, seen))
         first = ordered.nodes[g.nodes[0]]
         if first.op in CAPTURES:
-            inside[str(i)] = tuple(_body(b.graph, sizes, bodies, known, objective, gate, seen) for b in branches(ordered, first))
+            shared = told | symbols_of(ordered)
+            nested = (b.graph for b in branches(ordered, first))
+            inside[str(i)] = tuple(_body(g, sizes, bodies, known, objective, gate, seen, shared) for g in nested)
     us = None if place or foresight() is None else _predicted_us(ordered, found, sizes)
     choices = (*grouped.choices, *_growth(ordered, groups, sizes))
     bodies[place] = replace(own, groups=tuple(found), branches=inside, choices=choices, predicted_us=us)

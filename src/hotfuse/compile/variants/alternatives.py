@@ -54,7 +54,7 @@ class VariantQuestion:
     env: Callable[[int], Mapping[str, int]]
     """Sizes of a call that make the deciding size so large, or the next larger that is possible."""
     turns: tuple[int, ...] = ()
-    """Sizes at which a way is likely to become worse than another."""
+    """Sizes at which a variant is likely to become worse than another."""
 
 
 def asked(

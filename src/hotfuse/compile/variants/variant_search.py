@@ -49,11 +49,11 @@ BUDGET_S = 0.25
 """Seconds that a plan waits for a group's question: what is not built by then is left out, and sizes that are not measured are
 judged by the nearest that is."""
 MAX_POINTS = 5
-"""Sizes that are measured to find a border."""
+"""Sizes that are measured to find a breakpoint."""
 LIBRARY_MARGIN, LIBRARY_US = 0.1, 20.0
 """By how much the library must be better: a call that it serves leaves the native run, and every other kernel is entered alone."""
 Measure = Callable[[Variant, int], float]
-"""Seconds of a way at a size."""
+"""Seconds of a variant at a size."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class VariantSearch:
     kernels: dict[str, CompiledCandidate | None] = field(default_factory=dict[str, "CompiledCandidate | None"])
     times: dict[int, dict[str, float]] = field(default_factory=dict[int, dict[str, float]])
     lost: set[str] = field(default_factory=set[str])
-    """Ways that were slower than the kernel for any size wherever they were predicted to be faster."""
+    """Variants that were slower than the kernel for any size wherever they were predicted to be faster."""
     notes: list[str] = field(default_factory=list[str])
 
     def found(self) -> VariantDecision:
@@ -151,7 +151,7 @@ class VariantSearch:
     # --- building ----------------------------------------------------------------------------------------------------
 
     def _built(self, question: VariantQuestion, variant: Variant, predicted: Crossovers, number: int) -> bool:
-        """Whether a way has a kernel of its own that is right wherever it is meant to serve."""
+        """Whether a variant has a kernel of its own that is right wherever it is meant to serve."""
         if variant.name == LIBRARY:
             self.kernels[LIBRARY] = None
             return True

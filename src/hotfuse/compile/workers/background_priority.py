@@ -45,7 +45,7 @@ from hotfuse.base.collector import take_for_old
 from hotfuse.machine.cores import usable_cores
 from hotfuse.machine.heap import SHARE, heap
 from hotfuse.machine.openmp import give_up_team
-from hotfuse.machine.team import SPARE_FROM
+from hotfuse.machine.team_size import SPARE_FROM
 
 SWITCH_S = 1e-5
 """Where one thread serves."""

@@ -237,7 +237,7 @@ class Governor:
 
         A call on several threads waits for the last of them, so a core that a worker has is one that all of its loops wait for,
         however much of the machine looks idle between them: eight workers beside a team of sixteen on sixteen cores made
-        calls two to four times as slow. A team on every core leaves one of them (`machine.team`).
+        calls two to four times as slow. A team on every core leaves one of them (`machine.team_size`).
         """
         beside_calls = self._traffic is not None and self._traffic * self.cores > TEAM_TRAFFIC
         return max(1, min(most, self.cores - self.threads)) if beside_calls and self.threads > 1 else most

@@ -26,7 +26,7 @@ from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model_file import OnnxNode
 from hotfuse.frontends.onnx.native_floats.native_recurrent import NativeRecurrent
-from hotfuse.frontends.onnx.program import ABSENT, UNUSED, CallSource, Program, ProgramStep, Ready
+from hotfuse.frontends.onnx.onnx_program import ABSENT, UNUSED, CallSource, Program, ProgramStep, Ready
 from hotfuse.frontends.onnx.recording.recorded_runs import Call
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value

@@ -9,7 +9,7 @@ import torch
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.model_file import OnnxGraph, OnnxNode, PortType
-from hotfuse.frontends.onnx.program import Program
+from hotfuse.frontends.onnx.onnx_program import Program
 from hotfuse.frontends.onnx.values import BY_CODE
 from hotfuse.ops.control import ScanAxes, Stacked, run_if, run_loop, run_map, run_scan
 

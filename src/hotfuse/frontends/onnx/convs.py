@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.frontends.onnx.program import ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ProgramStep
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.frontends.onnx.windows import conv_window
 from hotfuse.ops.conv_chain import Chain, ChainLink, ChainRole, chains, to_rows

@@ -19,7 +19,7 @@ from onnx import shape_inference
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.frontends.onnx import fallback
 from hotfuse.frontends.onnx.model_file import OnnxNode, domain_of
-from hotfuse.frontends.onnx.program import NodeCtx, node_error
+from hotfuse.frontends.onnx.onnx_program import NodeCtx, node_error
 from hotfuse.frontends.onnx.program_builder import Compiler
 from hotfuse.frontends.onnx.registry import find
 from hotfuse.frontends.onnx.values import BY_CODE

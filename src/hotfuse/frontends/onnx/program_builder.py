@@ -13,7 +13,7 @@ from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import constant_folding, control, fallback, limits
 from hotfuse.frontends.onnx.model_file import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxNode
-from hotfuse.frontends.onnx.program import ABSENT, UNUSED, NodeCtx, Program, ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ABSENT, UNUSED, NodeCtx, Program, ProgramStep
 from hotfuse.frontends.onnx.recording import size_folding
 from hotfuse.frontends.onnx.registry import OpFn, Prepare, find
 from hotfuse.frontends.onnx.values import Value

@@ -1,4 +1,4 @@
-"""What a kernel is on paper on a device: one row of counts from its tile program and from how its programs run.
+"""What a kernel has to do on a device: one row of counts from its tile program and from how its programs run.
 
     programs      the grid: iterations of the parallel loops, times the programs that share one tile
     of a program  multiply-adds, elements that are computed, reduced, loaded and stored, rounds of its longest loop

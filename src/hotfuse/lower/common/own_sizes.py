@@ -27,7 +27,7 @@ def with_own_sizes(graph: Graph) -> tuple[Graph, dict[str, Dim]]:
 
     Equal groups get equal names. Sizes that cannot be read off an input keep theirs.
     """
-    taken = _mentioned(graph)
+    taken = symbols_of(graph)
     if not taken:
         return replace(graph, guards=()), {}
     found: dict[Unknowns, Dim] = {}
@@ -48,7 +48,7 @@ def anchored(graph: Graph, piece: Graph) -> Graph:
         %y: f32[s0, s1] = view(%x: f32[(s0 * s1)])      needs to be told s0 or s1; nothing else of such an input is read
     """
     own, meaning = with_own_sizes(piece)
-    hidden = _mentioned(own) - meaning.keys()
+    hidden = symbols_of(own) - meaning.keys()
     extra: list[Value] = []
     present = {v.name for v in piece.inputs}
     for v in graph.inputs if hidden else ():
@@ -60,7 +60,8 @@ def anchored(graph: Graph, piece: Graph) -> Graph:
     return replace(piece, inputs=(*piece.inputs, *extra)) if extra else piece
 
 
-def _mentioned(graph: Graph) -> frozenset[str]:
+def symbols_of(graph: Graph) -> frozenset[str]:
+    """Every symbol that values of the graph are typed with; those inside of nested graphs aside."""
     values = (*sources(graph), *(o for n in graph.nodes for o in n.outs))
     return frozenset[str]().union(*(symbols(d) for v in values for d in dims_of(v.type)))
 

@@ -60,8 +60,8 @@ class WeightOrder(StrEnum):
     """A convolution's, [outputs, inputs, window...]: steps go by place of the window, then input (bytes: whole groups)."""
     TURNED = "turned"
     """A transposed convolution's, [inputs, outputs, window...]: steps go by `taps`, then input."""
-    FEWER = "fewer"
-    """A convolution's, transformed for fewer products: steps go by point, then input. `taps`: a tile's outputs per dim."""
+    WINOGRAD = "winograd"
+    """A convolution's, by Winograd transforms: steps go by point, then input. `taps`: a tile's outputs per dim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class PackSource:
     first: int = 0
     """Where the rows of `ROWS` or the columns of `COLUMNS` begin, a group's outputs of `WINDOW`, or its inputs of `TURNED`."""
     taps: tuple[int, ...] = ()
-    """The places of a window that are wanted, counted through, in this order (`TURNED`), or what `FEWER` or `COLUMNS` says."""
+    """The places of a window that are wanted, counted through, in this order (`TURNED`), or what `WINOGRAD` or `COLUMNS` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     weight = weights[source.name]
     if spec.dtype in _OF_BYTES and weight.dtype == np.uint8:
         weight = (weight ^ np.uint8(128)).view(np.int8)
-    if source.order in (WeightOrder.WINDOW, WeightOrder.TURNED, WeightOrder.FEWER):
+    if source.order in (WeightOrder.WINDOW, WeightOrder.TURNED, WeightOrder.WINOGRAD):
         return _windows(spec, source, weight)
     if source.order is WeightOrder.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
@@ -255,9 +255,9 @@ def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
         beyond = spec.k // math.prod(weight.shape[2:]) - weight.shape[1]
         weight = np.pad(weight, [(0, 0), (0, beyond), *[(0, 0)] * (weight.ndim - 2)]) if 0 < beyond < BYTE_GROUP else weight
     flat = weight.reshape(*weight.shape[:2], -1)
-    if source.order in (WeightOrder.WINDOW, WeightOrder.FEWER):
+    if source.order in (WeightOrder.WINDOW, WeightOrder.WINOGRAD):
         flat = flat[source.first : source.first + source.n].transpose(2, 1, 0)
-        flat = transformed(flat, weight.shape[2:], source.taps) if source.order is WeightOrder.FEWER else flat
+        flat = transformed(flat, weight.shape[2:], source.taps) if source.order is WeightOrder.WINOGRAD else flat
     else:
         inputs = spec.k // max(1, len(source.taps))
         flat = flat[source.first : source.first + inputs, :, list(source.taps)].transpose(2, 0, 1)

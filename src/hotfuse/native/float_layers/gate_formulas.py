@@ -18,7 +18,7 @@ _LOWEST, _HIGHEST = -87.0, 89.0
 """Arguments of the exponential: below, results stay at 1.6e-38; at the upper end they are infinite."""
 _ROUNDER = 12582912.0
 """1.5 * 2**23: behind the addition the last bits of a float are the nearest integer."""
-_NEAR = 0.625
+_POLYNOMIAL_BELOW = 0.625
 """Below it, the tangent's own polynomial."""
 
 
@@ -87,7 +87,7 @@ class VectorMath:
         signed = self.f.new(f"call {self.type} @llvm.copysign.v{self.lanes}f32({self.type} {far}, {self.type} {x})")
         z = self.op("fmul", x, x)
         near = self.fma(self.op("fmul", self._polynomial(_TANH, z), z), x, x)
-        return self._where("olt", size, self.all(_NEAR), near, signed)
+        return self._where("olt", size, self.all(_POLYNOMIAL_BELOW), near, signed)
 
     def declared(self) -> str:
         """What a module with such text has to declare."""

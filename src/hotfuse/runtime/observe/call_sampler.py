@@ -1,11 +1,11 @@
 """Watching as the engine holds it: which calls are sampled, in which variant of the plan, and what was seen.
 
-    watcher = Watcher(model name, settings, beside, log)
-    sampler = watcher.watch(key)                                   # once per captured graph
+    watching = CallSampler(model name, settings, in_background, log)
+    sampler = watching.watch(key)                                  # once per captured graph
     if number >= sampler.at:                                       # on the call path
-        outs, seconds = watcher.run(key, number, plan, baseline, weights, leaves)
+        outs, seconds = watching.run(key, number, plan, baseline, weights, leaves)
 
-Everything that takes longer than a look (linking probes, building a variant, costs on paper) happens in background jobs; until
+Everything that takes longer than a look (linking probes, building a variant, counting costs) happens in background jobs; until
 then calls run as they are. Analyzer and probes are shared by all models of the process.
 """
 
@@ -360,7 +360,7 @@ def _listening(call_sampler: weakref.ref[CallSampler]) -> Callable[[NoticedDrift
 
 
 def _gone(analyzer: Analyzer, told: Callable[[NoticedDrift], None], graphs: set[int]) -> None:
-    """A watcher is gone, closed or not; may run in the middle of anything, so it takes no lock."""
+    """A call sampler is gone, closed or not; may run in the middle of anything, so it takes no lock."""
     analyzer.forget(told)
     analyzer.leave(graphs)
 

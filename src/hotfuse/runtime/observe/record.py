@@ -34,13 +34,13 @@ from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
 from hotfuse.ir.text import parse
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.machine.cores import usable_cores
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.glimpse import may_know
 from hotfuse.profile.names import Names
-from hotfuse.profile.place import central
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
+from hotfuse.profile.store_place import central
 from hotfuse.runtime.observe.findings import Finding, PartitionQuestion
 from hotfuse.runtime.observe.idle import Idle
 
@@ -99,7 +99,7 @@ def _shared(settings: Settings, log: EventLog) -> _SharedPlace:
             machine = store.machine(fingerprint())
             store.prune(settings.profiles_rows)
             sync = _sync(settings, store, log)
-            version = max(store.model_dates(named(settings.threads or team.threads()), machine), default=0)
+            version = max(store.model_dates(named(settings.threads or team_size.threads()), machine), default=0)
             _stores[place.path] = _SharedPlace(store, machine, version, watch, idle, sync)
         return _stores[place.path]
 
@@ -163,7 +163,7 @@ class Recorder:
         shapes = " ".join("x".join(map(str, t.shape)) or "scalar" for t in call)
         version = self.trained or self._here().version
         who = fingerprint()
-        own = (who.key, who.tuning_key, torch.__version__, version, team.threads(), usable_cores(),
+        own = (who.key, who.tuning_key, torch.__version__, version, team_size.threads(), usable_cores(),
                self._settings.code_key(), shapes, against)  # fmt: skip
         return hashlib.sha256(f"{program()} {own}".encode()).hexdigest()[:24]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hotfuse.base.events import Why
 from hotfuse.cache.place import SWITCHED_OFF
-from hotfuse.profile.place import AWAY
+from hotfuse.profile.store_place import AWAY
 from hotfuse.runtime.observe.obstacle_log import headline
 from hotfuse.runtime.observe.savings import bet_text
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry
@@ -39,7 +39,7 @@ def turn_of(entry: Entry, plan: Plan, signature: Signature, leaves: Sequence[tor
     """The turn that a call is, if any, which may want gradients: a race on live calls goes before the audit of what serves. While
     background work computes beside, calls are no evidence of anything.
     """
-    if team.computes_in_background():
+    if team_size.computes_in_background():
         return None
     if (contest := entry.contest) is not None:
         if not contest.takes(plan, signature, leaves):

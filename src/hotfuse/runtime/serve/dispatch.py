@@ -224,14 +224,6 @@ class InlineCache(Generic[T]):
         self.reason = ""
         """Why, of the last of them."""
 
-    # --- the call path ---------------------------------------------------------------------------
-
-    def dispatch(self, leaves: Sequence[Any]) -> T | None:
-        """The target of the first case whose facts hold."""
-        table = self.table
-        number = table.select(*leaves)
-        return table.routes[number] if number >= 0 else None
-
     # --- changes ---------------------------------------------------------------------------------
 
     @property

@@ -173,7 +173,7 @@ class RepeatedInputs:
         return outs, seconds
 
     def _weigh(self, seconds: float) -> None:
-        """A call that looked took so long, whoever answered it."""
+        """Note what a call that looked took, by the plan or by kept results."""
         saved = self._usual_s - min(seconds, OUTLIER * self._usual_s)
         self.saved_s += saved
         self._balance_s += saved

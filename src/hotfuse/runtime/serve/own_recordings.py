@@ -403,7 +403,7 @@ class OwnRecordings:
 
     def _slower(self, kind: OwnKind, audit: Audit) -> None:
         with self._lock:
-            found = audit.standing()
+            found = audit.state()
             if kind.audit is not audit or found is None:
                 return
             self._drop(kind)

@@ -258,7 +258,7 @@ class Audit:
         """What a call takes in the plan, of the kind of calls seen first."""
         return next((s * 1e6 for s, _ in list(self._usual.values())), None)
 
-    def standing(self) -> AuditState | None:
+    def state(self) -> AuditState | None:
         """The running ratio with its interval; None before the first round."""
         rounds = list(self._rounds)
         if not rounds:

@@ -32,7 +32,7 @@ from hotfuse.runtime.serve.packing import MaskPacker
 from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.runtime.tierup.packing_share import break_even_share
-from hotfuse.specialize.shapes import at_sizes
+from hotfuse.specialize.recurring_sizes import at_sizes
 from hotfuse.specialize.table import PADDING, AttemptKey
 
 ROUNDS = 3

@@ -26,7 +26,7 @@ from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.graph import Graph
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.machine.cores import usable_cores
 from hotfuse.runtime.observe.graph_weights import GraphWeights
 from hotfuse.runtime.plan import UNTRIED, Plan
@@ -189,7 +189,7 @@ class Improver:
             self._notice_sides(entry)
             return
         settings = self._plans.settings
-        stamp = (self._plans.generation, threads or team.threads(), self._plans.call_sampler.drifts(entry.key),
+        stamp = (self._plans.generation, threads or team_size.threads(), self._plans.call_sampler.drifts(entry.key),
                  self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
         if not entry.stamp:
             entry.stamp = stamp  # the plan of an earlier process may have lost already, under these

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 
 from hotfuse.compile.workers.background_priority import background_priority
-from hotfuse.machine import team
+from hotfuse.machine import team_size
 from hotfuse.runtime.concurrency import calls_in_flight
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.tally import calls_everywhere
@@ -59,8 +59,8 @@ class Lull:
         if self.lasts():
             yield
             return
-        in_flight, before, whole = calls_in_flight(), self._calls(), team.has_every_core()
-        with team.in_background(in_flight, at_least):
+        in_flight, before, whole = calls_in_flight(), self._calls(), team_size.has_every_core()
+        with team_size.in_background(in_flight, at_least):
             if whole:
                 self._await_next(before + in_flight)
             yield

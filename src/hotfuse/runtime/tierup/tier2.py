@@ -32,8 +32,8 @@ from hotfuse.runtime.tierup.skipping import all_finite, products
 from hotfuse.runtime.tierup.tier1 import fused
 from hotfuse.specialize.distinct_rows import rowwise
 from hotfuse.specialize.outcomes import SpecializationOutcomes
+from hotfuse.specialize.recurring_sizes import at_sizes
 from hotfuse.specialize.row_demands import CannotPack
-from hotfuse.specialize.shapes import at_sizes
 from hotfuse.specialize.table import DEVICE_KERNELS, DUPLICATES, PADDING, ZERO_ROWS, AttemptKey, sizes_key
 
 BET_ON = 16

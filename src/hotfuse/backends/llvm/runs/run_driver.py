@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotfuse.backends.llvm.emission.code import Fn, Module
-from hotfuse.backends.llvm.runs.dispatch import emit_choice, emit_leaving
 from hotfuse.backends.llvm.runs.loops import emit_loop
+from hotfuse.backends.llvm.runs.size_dispatch import emit_choice, emit_leaving
 from hotfuse.backends.llvm.runs.symbols import BODY, CONTROL_HEAD, HEAD, LAYOUT, TEAM_TIMES, outcomes_at
 from hotfuse.backends.llvm.threads import alone, fork_join
 from hotfuse.backends.llvm.threads.forks import emit_fork

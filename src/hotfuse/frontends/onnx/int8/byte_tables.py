@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotfuse.frontends.onnx.int8.quantized_steps import DEQUANTIZE, QUANTIZE, Scaled, StepIndex, is_op
 from hotfuse.frontends.onnx.int8.storage import LIMITS, dense, passes
-from hotfuse.frontends.onnx.program import ABSENT, ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ABSENT, ProgramStep
 from hotfuse.frontends.onnx.registry import Prepared
 from hotfuse.native.byte_kernels import background
 

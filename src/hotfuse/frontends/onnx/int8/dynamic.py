@@ -20,7 +20,7 @@ from hotfuse.frontends.onnx.int8.layers import SignedProduct, exact_weights, sig
 from hotfuse.frontends.onnx.int8.native_layers import NativeProduct, supported
 from hotfuse.frontends.onnx.int8.quantized_steps import StepIndex, is_op
 from hotfuse.frontends.onnx.int8.storage import QUANTIZED, available, dense, passes
-from hotfuse.frontends.onnx.program import ABSENT, ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ABSENT, ProgramStep
 from hotfuse.frontends.onnx.registry import Prepared
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.native.byte_kernels import background

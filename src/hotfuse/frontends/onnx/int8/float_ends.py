@@ -18,7 +18,7 @@ from torch import Tensor
 from hotfuse.frontends.onnx.int8.layers import ByteLayer, LayerScales, layer_scales, library_linear, native_linear
 from hotfuse.frontends.onnx.int8.native_layers import NativeProduct
 from hotfuse.frontends.onnx.int8.quantized_steps import DEQUANTIZE, QUANTIZE, StepIndex, is_op
-from hotfuse.frontends.onnx.program import ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ProgramStep
 from hotfuse.frontends.onnx.registry import VARIES, Prepared
 from hotfuse.native.byte_products import AS_BYTES, AS_ROUNDED
 

@@ -34,7 +34,7 @@ from hotfuse.frontends.onnx.int8.quantized_steps import (
 )
 from hotfuse.frontends.onnx.int8.storage import LIMITS, available
 from hotfuse.frontends.onnx.int8.sums import sums_of_bytes
-from hotfuse.frontends.onnx.program import NodeCtx, ProgramStep
+from hotfuse.frontends.onnx.onnx_program import NodeCtx, ProgramStep
 from hotfuse.frontends.onnx.registry import VARIES, find
 from hotfuse.frontends.onnx.values import Value
 

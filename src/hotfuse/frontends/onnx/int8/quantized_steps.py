@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.int8.storage import QUANTIZED
-from hotfuse.frontends.onnx.program import ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ProgramStep
 from hotfuse.frontends.onnx.values import Value
 
 MS_DOMAIN = "com.microsoft"

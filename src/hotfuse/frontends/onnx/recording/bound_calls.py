@@ -16,7 +16,7 @@ from hotfuse.frontends.onnx.constant_folding import Bounded
 from hotfuse.frontends.onnx.constant_products import ConstantProduct
 from hotfuse.frontends.onnx.elements import moved_as_it_is, norm_axis
 from hotfuse.frontends.onnx.native_floats.native_recurrent import NativeRecurrent
-from hotfuse.frontends.onnx.program import ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ProgramStep
 from hotfuse.frontends.onnx.recording.conv_product import faster_of
 
 

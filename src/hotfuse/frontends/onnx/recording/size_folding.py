@@ -22,7 +22,7 @@ import torch
 from hotfuse.frontends.onnx.constant_folding import RANDOM
 from hotfuse.frontends.onnx.int8.quantized_steps import MS_DOMAIN
 from hotfuse.frontends.onnx.model_file import OnnxNode
-from hotfuse.frontends.onnx.program import ABSENT, CallSource, Program, ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ABSENT, CallSource, Program, ProgramStep
 from hotfuse.frontends.onnx.recording.bound_calls import RESHAPED, FirstInput, bound
 from hotfuse.frontends.onnx.recording.recorded_runs import Call, ProgramRecording
 from hotfuse.frontends.onnx.values import Value

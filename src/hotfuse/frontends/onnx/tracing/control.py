@@ -28,7 +28,7 @@ from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import run_map
 
 if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.program import Program, ProgramStep
+    from hotfuse.frontends.onnx.onnx_program import Program, ProgramStep
 
 
 def trace_step(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:

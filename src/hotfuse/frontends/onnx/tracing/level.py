@@ -8,7 +8,6 @@ and lists of them. Small tensors whose numbers are known carry those in a side t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
@@ -27,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.leaf import UNKNOWN
-from hotfuse.frontends.onnx.program import ProgramStep
+from hotfuse.frontends.onnx.onnx_program import ProgramStep
 from hotfuse.frontends.onnx.tracing import shape_algebra
 from hotfuse.frontends.onnx.tracing.direct import Descriptions, DirectOperators
 from hotfuse.frontends.onnx.tracing.shape_algebra import LIMIT, Numbers
@@ -55,7 +54,6 @@ class Session:
     constants: dict[str, Value] = field(default_factory=dict[str, Value])
     key_of: dict[int, str] = field(default_factory=dict[int, str])
     leaves: dict[str, str] = field(default_factory=dict[str, str])
-    counts: Counter[str] = field(default_factory=Counter[str])
 
     def key(self, value: Value) -> str:
         """The key of a constant; one that is not the model's own gets a new one."""

@@ -18,7 +18,7 @@ from hotfuse.frontends.leaf import UNKNOWN, Leaf
 from hotfuse.frontends.onnx import leaves
 from hotfuse.frontends.onnx.constant_folding import RANDOM
 from hotfuse.frontends.onnx.model_file import PortType
-from hotfuse.frontends.onnx.program import Program, ProgramStep
+from hotfuse.frontends.onnx.onnx_program import Program, ProgramStep
 from hotfuse.frontends.onnx.registry import DataDependent
 from hotfuse.frontends.onnx.tracing import shape_algebra
 from hotfuse.frontends.onnx.tracing.level import Opaque, TracedLevel, is_opaque, plainly
@@ -180,7 +180,6 @@ def _leaf(level: TracedLevel, step: ProgramStep, args: Sequence[Value], why: str
     """Keep a node whole."""
     node, n_out = step.node, len(step.node.outputs)
     level.session.leaves.setdefault(node.op, why)
-    level.session.counts[node.op] += 1
     with disable_proxy_modes_tracing():
         types = leaves.result_types(node, step.opset, args, step.attrs, level.session.fresh)
         vals = [UNKNOWN if t is None else torch.empty(t[1], dtype=t[0]) for t in types]

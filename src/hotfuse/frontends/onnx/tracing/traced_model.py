@@ -49,7 +49,6 @@ class Traced:
     shape_env: ShapeEnv
     leaves: Mapping[str, str]
     """Operators that stayed whole -> why."""
-    n_leaves: int = 0
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the graph on one call's inputs."""
@@ -94,9 +93,7 @@ def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTen
     drop_unused(level)
     keys = tuple(level.consts)
     order_placeholders(gm, [*level.inputs, *level.consts.values()])
-    return Traced(
-        gm, len(inputs), keys, {k: session.constants[k] for k in keys}, env, session.leaves, session.counts.total()
-    )
+    return Traced(gm, len(inputs), keys, {k: session.constants[k] for k in keys}, env, session.leaves)
 
 
 def fake_inputs(

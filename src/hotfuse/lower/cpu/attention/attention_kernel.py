@@ -37,7 +37,7 @@ from hotfuse.lower.cpu.attention.attention_job import (
     inverse,
     power,
 )
-from hotfuse.lower.cpu.attention.few import attend_few, is_few
+from hotfuse.lower.cpu.attention.few_queries import attend_few_queries, has_few_queries
 from hotfuse.lower.cpu.attention.seen_keys import find_keys, pays, seen
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling
 from hotfuse.lower.cpu.tiling import balance
@@ -47,8 +47,8 @@ from hotfuse.tile.program import Tile
 
 def attend(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
     """Write the program."""
-    if is_few(a):
-        attend_few(b, a, t)
+    if has_few_queries(a):
+        attend_few_queries(b, a, t)
         return
     panels = expr("ceildiv", a.queries, t.panel)
     found = find_keys(b, a, t) if pays(a) else None

@@ -126,8 +126,8 @@ class _ConvGroup:
             packed, spec = self._product(place)
         elif self.conv.own:
             packed, spec = self._own(place)
-        elif (how := self._fewer(place)) is not None:
-            packed, spec = self._with_fewer(place, how)
+        elif (how := self._winograd(place)) is not None:
+            packed, spec = self._by_winograd(place, how)
         else:
             packed, spec = self._dense(place)
         return self._call(packed, spec)
@@ -205,8 +205,8 @@ class _ConvGroup:
         dense(self.builder, tasks, groups, cut, self.core, self.finish)
         return packed, spec
 
-    def _fewer(self, place: BufferView) -> winograd.WinogradTiling | None:
-        """How to do it with fewer products; None where that is not possible, or does not pay."""
+    def _winograd(self, place: BufferView) -> winograd.WinogradTiling | None:
+        """How to do it by Winograd transforms; None where that is not possible, or does not pay."""
         conv, row = self.conv, self._row_dim()
         axes = [dim[0].axis for dim in conv.spatial_phases]
         outer = [a for i, a in enumerate(axes) if i != row]
@@ -216,16 +216,16 @@ class _ConvGroup:
             self.core, outer[-1] if outer else None, axes[row], shape_of(conv.x)[0], conv.inputs, conv.outputs
         )
 
-    def _with_fewer(self, place: BufferView, how: winograd.WinogradTiling) -> tuple[Buffer, PackSpec]:
+    def _by_winograd(self, place: BufferView, how: winograd.WinogradTiling) -> tuple[Buffer, PackSpec]:
         conv, row = self.conv, self._row_dim()
         outputs = [1] * len(conv.spatial_phases)
         if len(outputs) > 1:
             outputs[next(i for i in reversed(range(len(outputs))) if i != row)] = how.down.outputs
         outputs[row] = how.across.outputs
-        source = PackSource(conv.weight.name, WeightOrder.FEWER, conv.outputs, 0, tuple(outputs))
+        source = PackSource(conv.weight.name, WeightOrder.WINOGRAD, conv.outputs, 0, tuple(outputs))
         packed, spec = self._packed([source], how.points * conv.inputs, how.tiling.nr)
         task = self._task(place, packed, [dim[0] for dim in conv.spatial_phases])
-        winograd.Fewer(self.builder, task, how, self.core, conv.outputs, self.finish).write()
+        winograd.WinogradProgram(self.builder, task, how, self.core, conv.outputs, self.finish).write()
         return packed, spec
 
     def _taps(self, phases: Sequence[ConvPhase]) -> list[int]:

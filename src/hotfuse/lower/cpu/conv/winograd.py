@@ -45,7 +45,7 @@ _WEIGHT_BYTES_PER_CYCLE = 8.0
 """Bytes of weights in a cycle from behind the second-level cache."""
 _TASKS = 8
 """Iterations of the parallel loop to aim at."""
-_AGAIN = 0.11
+_REPEATED_TRANSFORMS = 0.11
 """How much longer all may take because groups of panels transform the same data."""
 _SHARE, _MOST_SHARE = 0.35, 0.6
 """Of the second-level cache, for a block's transformed data; and at most, if one block then has all of it."""
@@ -54,7 +54,7 @@ _NEAREST = 1.25
 _LEAST_ROWS, _MOST_ROWS = 8, 14
 _LINE = 16
 _STEP = 4
-_BESIDE = 8
+_OTHER_REGISTERS = 8
 """Registers that a transform needs beside its points: sums, and numbers that it multiplies with."""
 
 
@@ -136,7 +136,7 @@ def _cut(
     else:
         blocks, block = _TASKS, max(1, most // tiling.mr) * tiling.mr
     panels = -(-outputs // tiling.nr)
-    cheap = 1 + int(_AGAIN * points * outputs / _into(first, second))
+    cheap = 1 + int(_REPEATED_TRANSFORMS * points * outputs / _into(first, second))
     groups = max(1, min(panels, _TASKS // blocks, cheap))
     groups = 1 << (groups.bit_length() - 1)
     if core.threads > 1 and isinstance(tiles, int) and tiles:
@@ -201,7 +201,7 @@ def _number(d: Dim) -> int:
     return d if isinstance(d, int) else _USUAL
 
 
-class Fewer:
+class WinogradProgram:
     """Writes the loops."""
 
     def __init__(self, b: KernelBuilder, task: ConvTask, how: WinogradTiling, core: Core, outputs: int, finish: Finish) -> None:
@@ -302,7 +302,7 @@ class Fewer:
         """
         b, how, lanes = self.b, self.how, self.lanes
         matrix = how.down.data
-        fits = how.points + _BESIDE <= self.registers
+        fits = how.points + _OTHER_REGISTERS <= self.registers
         groups = [tuple(range(len(matrix)))] if fits else shared(matrix)
         with contextlib.ExitStack() as scope:
             lines, columns = self._inside(scope, starts)

@@ -31,20 +31,20 @@ MAX_QUERIES = 4
 """More queries than this fill enough lanes of a panel."""
 
 
-def is_few(a: Attention) -> bool:
+def has_few_queries(a: Attention) -> bool:
     """Whether this is the better way."""
     return isinstance(a.queries, int) and a.queries <= MAX_QUERIES and a.band is None
 
 
-def attend_few(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
+def attend_few_queries(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
     """Write the program."""
     assert isinstance(a.queries, int)
     with b.parallel("task", expr("*", a.batch, a.heads)) as task:
         batch, head = (task.var, 0) if a.heads == 1 else (expr("//", task.var, a.heads), expr("%", task.var, a.heads))
-        _Few(b, a, t, a.queries, batch, head).write()
+        _HeadOfFewQueries(b, a, t, a.queries, batch, head).write()
 
 
-class _Few:
+class _HeadOfFewQueries:
     """The program of one head."""
 
     def __init__(self, b: KernelBuilder, a: Attention, t: AttentionTiling, queries: int, batch: Dim, head: Dim) -> None:
