@@ -46,7 +46,7 @@ from tests.races import kernels_win, new_plans_win, skipping_pays
 from tests.runtime.live import SETTINGS as LIVE
 from tests.runtime.live import Live
 from tests.runtime.test_bets import Branchy
-from tests.runtime.test_dispatch import GENERAL, special
+from tests.runtime.test_dispatch import GENERAL, routed, special
 from tests.runtime.test_masks import Attention
 from tests.runtime.test_repeated_inputs import TwoTowers
 from tests.runtime.test_tiers import Compiler, race_says, served, varied
@@ -92,7 +92,7 @@ def generic(_world: World) -> float:
     site: InlineCache[str] = InlineCache(1, 3)
     site.add(Case(GENERAL, "general"))
     for n in range(20):
-        site.dispatch([torch.ones(n, 1)])
+        routed(site, [torch.ones(n, 1)])
         site.add(special(n))
     return site.state is SiteState.GENERIC
 
@@ -224,7 +224,7 @@ def attributed(_world: World) -> float:
     """Misses that are put down to the fact that failed."""
     site: InlineCache[str] = InlineCache(1, 3)
     site.add(special(3))
-    site.dispatch([torch.ones(4, 1)])
+    routed(site, [torch.ones(4, 1)])
     return sum(n for text, n in site.misses().items() if "3" in text)
 
 
