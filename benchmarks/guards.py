@@ -43,7 +43,7 @@ def site(inputs: int, plans: int, native: bool) -> InlineCache[int]:
         cache.add(Case((*general, Sized(0, 1, 8 * n)), n))
     if native:
         cache._submit = lambda job: job()
-        cache._beside()
+        cache._in_background()
         assert cache.table.native, cache.reason
     return cache
 
