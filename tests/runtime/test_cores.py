@@ -75,6 +75,18 @@ def test_a_bound_thread_does_not_change_what_is_usable() -> None:
     assert seen == [before, True, cores.allowed()]
 
 
+@needs_affinity
+@needs_two
+def test_a_forked_worker_of_a_server_has_the_cores_that_it_is_given() -> None:
+    code = (
+        "import os\nfrom hotfuse.machine import cores\none = {max(cores.allowed())}\nif (child := os.fork()) == 0:\n"
+        "    os.sched_setaffinity(0, one)\n    os._exit(cores.allowed() != one or cores.usable_cores() != 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), cores.allowed() != one)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=for_child(), capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["0", "True"], done.stderr[-2000:]
+
+
 def test_children_are_not_told_to_bind_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in BINDING:
         monkeypatch.setenv(name, "true")

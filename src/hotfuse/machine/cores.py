@@ -126,7 +126,14 @@ def keep_within(process: int) -> None:
             unbind(int(task))
 
 
+def _after_fork() -> None:
+    """A server's worker is given cores of its own as soon as it is forked."""
+    global _ask_at
+    _ask_at = 0.0
+
+
 _bound = threads_are_bound()
 _allowed = allowed_now()
 _ask_at = time.monotonic() + AGAIN_S
 _quota = quota()
+os.register_at_fork(after_in_child=_after_fork)
