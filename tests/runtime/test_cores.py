@@ -50,11 +50,25 @@ def test_the_tightest_quota_around_the_process_counts(
 
 def test_a_quota_bounds_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "allowed", lambda: frozenset(range(16)))
-    monkeypatch.setattr(cores, "_quota", None)
+    monkeypatch.setattr(cores, "_quota_now", lambda: None)
     assert cores.usable_cores() == 16
     for quota, expected in ((0.5, 1), (1.5, 2), (4.0, 4), (64.0, 16)):
-        monkeypatch.setattr(cores, "_quota", quota)
+        monkeypatch.setattr(cores, "_quota_now", lambda q=quota: q)
         assert cores.usable_cores() == expected
+
+
+def test_a_quota_that_changes_is_seen_some_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [0.0], [4.0]
+    monkeypatch.setattr(cores, "allowed", lambda: frozenset(range(16)))
+    monkeypatch.setattr(cores, "quota", lambda: told[0])
+    monkeypatch.setattr(cores.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cores, "_ask_quota_at", 0.0)
+    monkeypatch.setattr(cores, "_quota", None)
+    assert cores.usable_cores() == 4
+    told[0] = 1.5
+    assert cores.usable_cores() == 4, "files are not read in every call"
+    now[0] = cores.QUOTA_AGAIN_S
+    assert cores.usable_cores() == 2
 
 
 @needs_affinity

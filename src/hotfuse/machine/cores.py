@@ -1,6 +1,6 @@
 """The cores this process may use: its affinity, which is its main thread's, and the control group's quota.
 
-Affinity changes while a process serves: a server forks its workers and gives each some cores, an administrator narrows one that is
+Both change while a process serves: a server forks its workers and gives each some cores, an administrator narrows one that is
 in the way (`taskset -ap`). What runs beside calls keeps within the mask as it is, so it is asked for again now and then (decision
 400).
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from hotfuse.base.environment import BINDING
 
 RUNTIMES = ("libgomp", "libomp", "libiomp")
-AGAIN_S = 1.0
-"""Seconds after which the mask is asked for once more."""
+AGAIN_S, QUOTA_AGAIN_S = 1.0, 10.0
+"""Seconds after which the mask, and the quota, which stands in files, are asked for once more."""
 
 
 def allowed_now() -> frozenset[int]:
@@ -101,8 +101,17 @@ def _text(path: Path) -> str | None:
 
 def usable_cores() -> int:
     """How many cores this process may keep busy: those of its affinity, within its quota."""
-    cores = len(allowed()) or os.cpu_count() or 1
-    return cores if _quota is None else max(1, min(cores, math.ceil(_quota)))
+    cores, most = len(allowed()) or os.cpu_count() or 1, _quota_now()
+    return cores if most is None else max(1, min(cores, math.ceil(most)))
+
+
+def _quota_now() -> float | None:
+    """The quota as it was a few seconds ago at most: a container that serves may be given more, or less."""
+    global _quota, _ask_quota_at
+    if (now := time.monotonic()) >= _ask_quota_at:
+        _ask_quota_at = now + QUOTA_AGAIN_S
+        _quota = quota()
+    return _quota
 
 
 def unbind(task: int = 0) -> bool:
@@ -127,13 +136,14 @@ def keep_within(process: int) -> None:
 
 
 def _after_fork() -> None:
-    """A server's worker is given cores of its own as soon as it is forked."""
-    global _ask_at
-    _ask_at = 0.0
+    """A server's worker may be given cores, and a control group, of its own as soon as it is forked."""
+    global _ask_at, _ask_quota_at
+    _ask_at = _ask_quota_at = 0.0
 
 
 _bound = threads_are_bound()
 _allowed = allowed_now()
 _ask_at = time.monotonic() + AGAIN_S
 _quota = quota()
+_ask_quota_at = time.monotonic() + QUOTA_AGAIN_S
 os.register_at_fork(after_in_child=_after_fork)
