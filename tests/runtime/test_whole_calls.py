@@ -12,7 +12,9 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.base.errors import InternalError
 from hotfuse.base.events import Why
+from hotfuse.native import model_guard as native_guard
 from hotfuse.runtime import engine as engines
 from hotfuse.runtime import site as sites
 from hotfuse.runtime.site import Entry
@@ -133,6 +135,27 @@ def test_nothing_is_decided_while_python_looks_for_plans(monkeypatch: pytest.Mon
         made_native(fast)
         for _ in range(20_000):
             fast(x)
+            if entry.whole is not None and entry.whole.ended:
+                break
+        assert entry.whole is not None and entry.whole.ended
+        fast.close()
+
+
+def test_where_native_code_cannot_be_had_python_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise InternalError("no compiler")
+
+    monkeypatch.setattr(sites, "IN_DOUBT", 0.0)
+    with torch.no_grad():
+        fast, entry = served()
+        monkeypatch.setattr(native_guard, "unchanged", broken)
+        with pytest.raises(InternalError):
+            made_native(fast)
+        engines._harden()
+        assert "no compiler" in fast.stats()["model_watch"]["why_not"]
+        model, x = fast._target, torch.randn(2, 4)
+        for _ in range(20_000):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
             if entry.whole is not None and entry.whole.ended:
                 break
         assert entry.whole is not None and entry.whole.ended

@@ -75,7 +75,11 @@ _hardening: list[str] = []
 def _harden() -> None:
     """For the background: compiles."""
     global _around
-    found = native_around()
+    try:
+        found = native_around()
+    except Exception as e:
+        _hardening.append(error_text(e))
+        raise
     if isinstance(found, str):
         _hardening.append(found)
     else:
