@@ -78,7 +78,7 @@ def test_calls_whose_capture_is_under_way_are_counted_without_a_look_at_each(mon
         assert fast.stats()["calls_per_tier"]["0"] == 1, "the next call is not passed by"
 
 
-@pytest.mark.parametrize(("cores", "threads", "has"), [(4, 4, 3), (4, 5, 3), (8, 4, 4), (2, 2, 2)])
+@pytest.mark.parametrize(("cores", "threads", "has"), [(4, 4, 3), (4, 5, 3), (8, 4, 4), (2, 2, 2), (1, 4, 1)])
 def test_a_team_on_every_core_leaves_one_to_background_work(
     cores: int, threads: int, has: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

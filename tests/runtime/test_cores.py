@@ -49,12 +49,26 @@ def test_the_tightest_quota_around_the_process_counts(
 
 
 def test_a_quota_bounds_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "_allowed", frozenset(range(16)))
-    monkeypatch.setattr(cores, "_quota", None)
+    monkeypatch.setattr(cores, "allowed", lambda: frozenset(range(16)))
+    monkeypatch.setattr(cores, "_quota_now", lambda: None)
     assert cores.usable_cores() == 16
     for quota, expected in ((0.5, 1), (1.5, 2), (4.0, 4), (64.0, 16)):
-        monkeypatch.setattr(cores, "_quota", quota)
+        monkeypatch.setattr(cores, "_quota_now", lambda q=quota: q)
         assert cores.usable_cores() == expected
+
+
+def test_a_quota_that_changes_is_seen_some_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [0.0], [4.0]
+    monkeypatch.setattr(cores, "allowed", lambda: frozenset(range(16)))
+    monkeypatch.setattr(cores, "quota", lambda: told[0])
+    monkeypatch.setattr(cores.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cores, "_ask_quota_at", 0.0)
+    monkeypatch.setattr(cores, "_quota", None)
+    assert cores.usable_cores() == 4
+    told[0] = 1.5
+    assert cores.usable_cores() == 4, "files are not read in every call"
+    now[0] = cores.QUOTA_AGAIN_S
+    assert cores.usable_cores() == 2
 
 
 @needs_affinity
@@ -73,6 +87,18 @@ def test_a_bound_thread_does_not_change_what_is_usable() -> None:
     thread.start()
     thread.join()
     assert seen == [before, True, cores.allowed()]
+
+
+@needs_affinity
+@needs_two
+def test_a_forked_worker_of_a_server_has_the_cores_that_it_is_given() -> None:
+    code = (
+        "import os\nfrom hotfuse.machine import cores\none = {max(cores.allowed())}\nif (child := os.fork()) == 0:\n"
+        "    os.sched_setaffinity(0, one)\n    os._exit(cores.allowed() != one or cores.usable_cores() != 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), cores.allowed() != one)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=for_child(), capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["0", "True"], done.stderr[-2000:]
 
 
 def test_children_are_not_told_to_bind_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +154,60 @@ def test_workers_and_jobs_have_the_cores_of_the_process_where_threads_are_bound(
     assert seen["allowed"] == every and seen["usable"] == cores.usable_cores()
     assert seen["job"] == every and seen["worker"] == every
     assert seen["tiers"]["0"] + seen["tiers"]["1"] + seen["tiers"]["2"] > 0, seen
+
+
+NARROWED = """
+import json, os, sys, threading, time
+import torch
+import hotfuse
+from hotfuse.compile.workers.service import service
+from hotfuse.machine.cores import allowed, usable_cores
+torch.set_num_threads(1)
+whole = sorted(allowed())
+one = {whole[-1]}
+masks = {}
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64 + i) if not i else torch.nn.GELU() for i in range(6)]).eval()
+settings = hotfuse.Settings(idle=False, record=False, hot_calls=8)
+def until(done):
+    end = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < end, "nothing of it came"
+        fast(x)
+def worker_masks():
+    return [sorted(os.sched_getaffinity(w.pid)) for w in service().pool.workers]
+with torch.inference_mode(), hotfuse.jit(model, settings=settings) as fast:
+    x = torch.randn(16, 64)
+    until(lambda: service().pool.workers)  # one that runs goes where the process goes
+    if sys.argv[1] == "whole process":
+        for task in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(task), one)
+    else:
+        os.sched_setaffinity(0, one)
+    until(lambda: fast.stats()["calls_per_tier"]["1"] > 50)
+    def look():
+        masks["job"] = sorted(os.sched_getaffinity(0))
+        masks["workers"] = worker_masks()
+    done = threading.Event()
+    service().submit(lambda: (look(), done.set()))
+    assert done.wait(60)
+    decided = lambda: [d.evidence for d in fast._engine.log.decisions if "cores" in d.evidence.get("changed", "")]
+    until(lambda: allowed() == one)
+    before = usable_cores()
+    os.sched_setaffinity(0, set(whole))
+    until(lambda: any(e["cores"] > 1 for e in decided()))
+print(json.dumps({"whole": whole, "one": sorted(one), "usable": before, **masks, "now": usable_cores()}))
+"""
+
+
+@needs_affinity
+@needs_two
+@pytest.mark.parametrize("what", ["main thread", "whole process"])
+def test_what_runs_beside_calls_keeps_within_cores_that_change_while_a_process_serves(what: str, tmp_path: Path) -> None:
+    env = for_child(HOME=str(tmp_path), OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, "-c", NARROWED, what], env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["usable"] == 1
+    assert seen["job"] == seen["one"]
+    assert all(mask == seen["one"] for mask in seen["workers"]), seen
+    assert seen["now"] == cores.usable_cores()

@@ -12,7 +12,10 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.base.errors import InternalError
 from hotfuse.base.events import Why
+from hotfuse.native import model_guard as native_guard
+from hotfuse.runtime import engine as engines
 from hotfuse.runtime import site as sites
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.contest import PlanContest
@@ -85,11 +88,19 @@ def served() -> tuple[Any, Entry]:
     return fast, entry
 
 
+def made_native(fast: Any) -> None:
+    """What a hot model has done in the background."""
+    (site,) = fast._engine.sites.values()
+    for job in (*site.hardening_jobs(), *fast._engine.plans.watch.hardening_jobs(), engines._harden):
+        job()
+
+
 @pytest.mark.parametrize("slow", [True, False])
 def test_what_no_race_sees_is_noticed_in_use(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sites, "IN_DOUBT", 0.0)
     with torch.no_grad():
         fast, entry = served()
+        made_native(fast)
         model, x = fast._target, torch.randn(2, 4)
         (site,) = fast._engine.sites.values()
         for i in range(40_000):
@@ -106,6 +117,48 @@ def test_what_no_race_sees_is_noticed_in_use(slow: bool, monkeypatch: pytest.Mon
         drops = [d.to_dict() for d in fast._engine.log.decisions if "in whole calls" in str(d)]
         assert len(drops) == slow
         assert slow or entry.audits[None].rounds >= FIRST_ROUNDS
+        fast.close()
+
+
+def test_nothing_is_decided_while_python_looks_for_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until native code does, that takes longer than a small plan, whatever the plan is worth; soon it takes nothing."""
+    monkeypatch.setattr(sites, "IN_DOUBT", 0.0)
+    with torch.no_grad():
+        fast, entry = served()
+        x, audit = torch.randn(2, 4), None
+        for _ in range(20_000):
+            fast(x)
+            if (audit := entry.audits.get(None)) is not None and audit.rounds > 2 * FIRST_ROUNDS:
+                break
+        assert audit is not None and audit.rounds > 2 * FIRST_ROUNDS
+        assert entry.whole is None or not (entry.whole.under_way or entry.whole.ended or entry.whole._rounds)
+        made_native(fast)
+        for _ in range(20_000):
+            fast(x)
+            if entry.whole is not None and entry.whole.ended:
+                break
+        assert entry.whole is not None and entry.whole.ended
+        fast.close()
+
+
+def test_where_native_code_cannot_be_had_python_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise InternalError("no compiler")
+
+    monkeypatch.setattr(sites, "IN_DOUBT", 0.0)
+    with torch.no_grad():
+        fast, entry = served()
+        monkeypatch.setattr(native_guard, "unchanged", broken)
+        with pytest.raises(InternalError):
+            made_native(fast)
+        engines._harden()
+        assert "no compiler" in fast.stats()["model_watch"]["why_not"]
+        model, x = fast._target, torch.randn(2, 4)
+        for _ in range(20_000):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
+            if entry.whole is not None and entry.whole.ended:
+                break
+        assert entry.whole is not None and entry.whole.ended
         fast.close()
 
 

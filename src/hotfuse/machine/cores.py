@@ -1,8 +1,12 @@
-"""The cores this process may use: its affinity as it was when hotfuse was imported, and the control group's quota.
+"""The cores this process may use: its affinity, which is its main thread's, and the control group's quota.
+
+Both change while a process serves: a server forks its workers and gives each some cores, an administrator narrows one that is
+in the way (`taskset -ap`). What runs beside calls keeps within the mask as it is, so it is asked for again now and then (decision
+400).
 
 An OpenMP runtime that is told to bind threads (`OMP_PROC_BIND=true`) does so to the thread that loads it, and every thread and
-process started afterwards inherits that one core. So the mask is taken when hotfuse is imported, and restored in whatever runs
-beside calls. Where torch came first, the runtime is asked for its places: those are what it found before it bound anything.
+process started afterwards inherits that one core. There the mask is the one at import, restored in whatever runs beside calls.
+Where torch came first, the runtime is asked for its places: those are what it found before it bound anything.
 """
 
 from __future__ import annotations
@@ -10,18 +14,27 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 from pathlib import Path
 
 from hotfuse.base.environment import BINDING
 
 RUNTIMES = ("libgomp", "libomp", "libiomp")
+AGAIN_S, QUOTA_AGAIN_S = 1.0, 10.0
+"""Seconds after which the mask, and the quota, which stands in files, are asked for once more."""
+
 
 def allowed_now() -> frozenset[int]:
     """The cores this process may run on, those of an OpenMP runtime's places among them; empty where the system does not say."""
     if not hasattr(os, "sched_getaffinity"):
         return frozenset()
     mask = os.sched_getaffinity(os.getpid())
-    return frozenset(mask | places() if any(os.environ.get(name) for name in BINDING) else mask)
+    return frozenset(mask | places() if threads_are_bound() else mask)
+
+
+def threads_are_bound() -> bool:
+    """Whether OpenMP runtimes of this process are told to bind threads: then a thread's mask does not say what is allowed."""
+    return any(os.environ.get(name) for name in BINDING)
 
 
 def places() -> set[int]:
@@ -42,7 +55,13 @@ def places() -> set[int]:
 
 
 def allowed() -> frozenset[int]:
-    """The cores this process could run on when hotfuse was imported; empty where the system does not say."""
+    """The cores this process may run on, those at import where runtimes bind threads; empty where the system does not say."""
+    global _allowed, _ask_at
+    if (now := time.monotonic()) >= _ask_at:
+        _ask_at = now + AGAIN_S
+        if not (_bound or threads_are_bound()):
+            with contextlib.suppress(OSError):  # the main thread has ended
+                _allowed = allowed_now()
     return _allowed
 
 
@@ -81,24 +100,50 @@ def _text(path: Path) -> str | None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may keep busy: those of its affinity at import, within its quota."""
-    cores = len(_allowed) or os.cpu_count() or 1
-    return cores if _quota is None else max(1, min(cores, math.ceil(_quota)))
+    """How many cores this process may keep busy: those of its affinity, within its quota."""
+    cores, most = len(allowed()) or os.cpu_count() or 1, _quota_now()
+    return cores if most is None else max(1, min(cores, math.ceil(most)))
+
+
+def _quota_now() -> float | None:
+    """The quota as it was a few seconds ago at most: a container that serves may be given more, or less."""
+    global _quota, _ask_quota_at
+    if (now := time.monotonic()) >= _ask_quota_at:
+        _ask_quota_at = now + QUOTA_AGAIN_S
+        _quota = quota()
+    return _quota
 
 
 def unbind(task: int = 0) -> bool:
-    """Let a thread or process, the calling thread unless said otherwise, run wherever this process could at import.
+    """Let a thread, the calling one unless said otherwise, run wherever this process may, and nowhere else.
 
     False where the system refuses or has no such choice.
     """
-    if not _allowed:
+    if not (mask := allowed()):
         return False
     try:
-        os.sched_setaffinity(task, _allowed)
+        os.sched_setaffinity(task, mask)
     except OSError:  # the control group allows other cores by now
         return False
     return True
 
 
+def keep_within(process: int) -> None:
+    """The same for every thread of another process."""
+    with contextlib.suppress(OSError):  # it has ended
+        for task in os.listdir(f"/proc/{process}/task"):
+            unbind(int(task))
+
+
+def _after_fork() -> None:
+    """A server's worker may be given cores, and a control group, of its own as soon as it is forked."""
+    global _ask_at, _ask_quota_at
+    _ask_at = _ask_quota_at = 0.0
+
+
+_bound = threads_are_bound()
 _allowed = allowed_now()
+_ask_at = time.monotonic() + AGAIN_S
 _quota = quota()
+_ask_quota_at = time.monotonic() + QUOTA_AGAIN_S
+os.register_at_fork(after_in_child=_after_fork)

@@ -61,7 +61,7 @@ def leaving_cores(call: Callable[..., T], *args: Any, **how: Any) -> T:
     another number, that one stays.
     """
     left = usable_cores() // SPARE_FROM if _beside else 1
-    with _fewer(usable_cores() - max(1, left)):
+    with _fewer(max(1, usable_cores() - max(1, left))):
         return call(*args, **how)
 
 

@@ -75,7 +75,11 @@ _hardening: list[str] = []
 def _harden() -> None:
     """For the background: compiles."""
     global _around
-    found = native_around()
+    try:
+        found = native_around()
+    except Exception as e:
+        _hardening.append(error_text(e))
+        raise
     if isinstance(found, str):
         _hardening.append(found)
     else:
@@ -471,11 +475,21 @@ class Engine:
         """Behind a look: the next calls are compared as a whole with those in the model's own code, or are those."""
         if background_priority.jobs or (whole := entry.in_whole_calls(plan)) is None or whole.ended:
             return
+        if not self._way_is_native(site, entry):
+            return
         if whole.by_own_code:
             site.resting, entry.next_look = BLOCK, entry.calls + 1
         else:
             entry.next_look = entry.calls + BLOCK + 1
         whole.begins(entry.calls, threading.get_ident(), counts.module_calls, time.perf_counter())
+
+    def _way_is_native(self, site: Site, entry: Entry) -> bool:
+        """Whether native code finds plans, looks through the model and asks what is around a call, or is known not to: Python takes
+        three times as long for that as a small plan takes, and only for as long as the compiler needs.
+        """
+        cache, watch = site.cache(grad_mode=entry.grad_mode), self.plans.watch
+        found = cache is not None and (cache.table.native or cache.fallbacks > 0)
+        return found and (watch is None or watch.native is not False) and (_around is not asked_in_python or any(_hardening))
 
     def _harden(self) -> None:
         """What is around a call is asked natively from now on, by every engine."""

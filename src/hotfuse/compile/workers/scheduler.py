@@ -92,35 +92,43 @@ class LoadMeter:
     ) -> None:  # fmt: skip
         self._stat = stat
         self._clock = clock
-        self._names = {f"cpu{n}" for n in (allowed() if cores is None else cores)}
+        self._follows = cores is None
+        self._mask = allowed() if cores is None else cores
         self._cores = usable_cores()
         self.niced = niced
         """Whether niced time counts: where the server itself is niced, so are its calls and those it shares the machine with.
         The load then has the workers' time in it.
         """
         self._last = self._read()
+        self._load = 0.0
         self.own = 0.0
         """The part of the cores' time that this process took, when it was last asked."""
         self.unused = 1.0
         """The part that nobody took, when it was last asked. Others' niced work is no load, and yet leaves nothing."""
 
     def __call__(self) -> float:
-        """The load since the last call."""
+        """The load since the last call; the one before where the cores have changed since."""
+        if self._follows and self._mask != allowed():
+            self._mask, self._cores = allowed(), usable_cores()
+            self._last = self._read()
+            return self._load
         was, now = self._last, self._read()
         passed, total = now.at - was.at, now.total - was.total
         self._last = now
         machine = (now.busy - was.busy) / total if total > 0 else 0.0
         self.unused = min(1.0, max(0.0, (now.unused - was.unused) / total)) if total > 0 else 1.0
         self.own = min(1.0, max(0.0, (now.own - was.own) / (passed * self._cores))) if passed > 0 else 0.0
-        return min(1.0, max(machine, self.own, 0.0))
+        self._load = min(1.0, max(machine, self.own, 0.0))
+        return self._load
 
     def _read(self) -> _CpuTimes:
         """Niced time, which is the workers' unless the server is niced too, is not busy; time stolen by the host is."""
         own, at = time.process_time(), self._clock()
+        names = {f"cpu{n}" for n in self._mask}
         busy = unused = total = 0
         try:
             lines = [line.split() for line in self._stat.read_text().splitlines() if line.startswith("cpu")]
-            each = [fields for fields in lines if fields[0] in self._names] or lines[:1]
+            each = [fields for fields in lines if fields[0] in names] or lines[:1]
             for _, *fields in each:
                 user, nice, system, idle, wait, irq, soft, steal = (*map(int, fields[:8]), *[0] * 8)[:8]
                 took = user + system + irq + soft + steal

@@ -22,6 +22,7 @@ from hotfuse.compile.workers.priority import LOWEST, chosen_by_user, may_raise
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.starting import Starter
 from hotfuse.compile.workers.task import Task, Waiting
+from hotfuse.machine.cores import allowed, keep_within
 
 RECYCLE = 0.5
 """A worker that holds more than this part of its memory when it has answered is replaced by a fresh one."""
@@ -90,6 +91,8 @@ class WorkerSlot:
         """The worker's CPU time when it was last looked at."""
         self._slept = 0.0
         """Seconds since it was last seen at work."""
+        self._cores: frozenset[int] = frozenset()
+        """That it may run on."""
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -172,7 +175,7 @@ class WorkerSlot:
         if self.worker is not None and not self.worker.alive:
             self.drop()
         if self.worker is None:
-            self._cpu = self._slept = 0.0
+            self._cpu, self._slept, self._cores = 0.0, 0.0, allowed()
             books = self._books
             memory = books.limits.memory
             worker = (books.start(memory) if books.start is not None
@@ -240,6 +243,12 @@ class WorkerSlot:
         elif books.limits.memory and held > books.limits.memory:
             self.end("memory")
         return worked
+
+    def keep_within_cores(self) -> None:
+        """Where the process may run on other cores by now than when the worker was started, so may the worker."""
+        if self.worker is not None and self._cores != (now := allowed()):
+            self._cores = now
+            keep_within(self.worker.pid)
 
     def hold(self, *, paused: bool) -> None:
         """Stop the worker where it is, or let it go on."""

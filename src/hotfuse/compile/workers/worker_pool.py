@@ -28,7 +28,7 @@ from hotfuse.compile.workers.shortage import Shortage
 from hotfuse.compile.workers.slot import Books, PoolLimits, WorkerSlot
 from hotfuse.compile.workers.starting import Starter
 from hotfuse.compile.workers.task import Task, Waiting
-from hotfuse.machine.cores import unbind
+from hotfuse.machine.cores import unbind, usable_cores
 
 IDLE_S = 8.0
 """A worker without work for so long is ended."""
@@ -208,8 +208,8 @@ class Pool:
             self._call_sampler.start()
 
     def _serve(self, slot: WorkerSlot) -> None:
-        unbind()  # workers inherit the cores of the thread that starts them
         while (waiting := self._next(slot)) is not None:
+            unbind()  # workers inherit the cores of the thread that starts them
             try:
                 answer = slot.answer(waiting.task)
             except CaptureError as e:
@@ -299,6 +299,7 @@ class Pool:
             now = time.monotonic()
             load = meter() if self._load is None else self._load()
             with self._lock:
+                self._governor.cores = usable_cores()
                 busy = [s for s in self._slots if s.running is not None]
                 if self._closed or not (busy or self._queue):
                     self._call_sampler = None
@@ -321,6 +322,7 @@ class Pool:
                 self._shortage.step(now - last, used, unused, traffic, load)
                 self._govern(now)
                 for s in busy:
+                    s.keep_within_cores()
                     s.prioritize(waited_for=behind > 0)
                     s.hold(paused=paused)
                 if (was and not paused) or self._governor.abreast(self.size) > abreast:

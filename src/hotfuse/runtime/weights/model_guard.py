@@ -192,7 +192,11 @@ class ModelGuard:
         if self.native is not False or self._look() is WeightChange.MODEL:
             return
         self._tagged = tagged
-        self._note()
+        try:
+            self._note()
+        except Exception as e:
+            self.native = f"{type(e).__name__}: {e}"  # Python goes on looking, and nobody waits for more
+            raise
 
     def _tags(self) -> list[tuple[dict[Any, Any], int]]:
         """The dicts whose tags tell of changes, and their tags now; empty where there are none."""
