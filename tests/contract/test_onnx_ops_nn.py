@@ -16,8 +16,8 @@ from hotfuse.base.errors import ModelError
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.onnx_program import NodeCtx
 from hotfuse.frontends.onnx.ops import pool
-from hotfuse.frontends.onnx.program import NodeCtx
 from hotfuse.frontends.onnx.registry import find
 from hotfuse.frontends.onnx.tracing.traced_model import trace
 from hotfuse.frontends.onnx.values import from_any, to_numpy
@@ -674,6 +674,12 @@ ML = [
             "post_transform": "LOGISTIC",
             "multi_class": 1,
         },
+        outputs=2,
+    ),
+    ml(  # more coefficients than intercepts have rows, as one of ONNX Runtime's own examples has
+        "LinearClassifier",
+        f(5, 2),
+        attrs={"classlabels_ints": [3, 4], "coefficients": [0.5, 1, -1, 2, 0.2, 0.3], "intercepts": [0.1, 0.2]},
         outputs=2,
     ),
     Case(

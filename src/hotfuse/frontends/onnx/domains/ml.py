@@ -96,10 +96,12 @@ def linear_classifier(
     multi_class: int = 0,
     post_transform: str = "NONE",
 ) -> tuple[Any, Tensor]:
-    """One row of coefficients for two classes means a score and its opposite."""
-    w = torch.tensor(coefficients, dtype=torch.float32).reshape(-1, x.shape[1])
+    """One row of coefficients for two classes means a score and its opposite; what intercepts have no rows for is ignored."""
+    work = x.float() if x.dim() > 1 else x.float().unsqueeze(0)
+    used = len(intercepts) * int(work.shape[1]) if intercepts else len(coefficients)
+    w = torch.tensor(coefficients[:used], dtype=torch.float32).reshape(-1, work.shape[1])
     b = None if not intercepts else torch.tensor(intercepts, dtype=torch.float32)
-    scores = torch.nn.functional.linear(x.float(), w, b)
+    scores = torch.nn.functional.linear(work, w, b)
     labels = classlabels_ints or classlabels_strings or ()
     if w.shape[0] == 1 and len(labels) == 2:
         scores = torch.cat([-scores, scores], 1)
