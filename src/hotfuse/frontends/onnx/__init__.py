@@ -25,6 +25,7 @@ OP_TABLES: tuple[str, ...] = (
     "domains.microsoft_nhwc",
     "domains.microsoft_quant",
     "domains.ml",
+    "domains.ml_svm",
     "domains.ml_trees",
     "domains.zipped_outputs",
     "ops.movement",
