@@ -214,3 +214,18 @@ def test_meaning_of_loops() -> None:
     axes = ScanAxes((0,), (False,), (1,), (False,))
     empty = run_scan([], [torch.zeros(0, 2)], lambda v: (v,), axes, (), [Stacked(torch.float32, (2,))])
     assert tuple(empty[0].shape) == (2, 0)
+
+
+def test_a_condition_that_comes_back_as_it_is_is_not_read() -> None:
+    """Loops that only count: to read what they were given in every iteration takes as long as a small operator."""
+    given: list[torch.Tensor] = []
+
+    def counts(i: torch.Tensor, cond: torch.Tensor, held: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given.append(cond)
+        return cond, cond & held, cond
+
+    last, seen = run_loop(4, None, [torch.tensor(False)], counts, (), (Stacked(torch.bool, ()),))
+    assert len(given) == 4 and all(g is given[0] for g in given)
+    assert not last and seen.tolist() == [True] * 4
+    stops = run_loop(4, None, [torch.tensor(0)], lambda i, cond, held: (cond & (i < 2), held + 1), (), ())
+    assert stops[0] == 3

@@ -283,6 +283,27 @@ CASES = [
         attrs={"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 1]},
         steps=1,
     ),
+    *[
+        ms(
+            "QLinearConv",
+            u8(2, 7, 6, 4) if last else u8(2, 4, 7, 6),
+            s(0.02),
+            s(120, np.uint8),
+            weight7(6, 4 // group, 3, 3),
+            Const(np.linspace(0.01, 0.03, 6, dtype=np.float32)),
+            Const(np.zeros(6, np.int8)),
+            s(0.2),
+            s(100, np.uint8),
+            ints(-300, 300, 6, dtype=np.int32),
+            attrs={"channels_last": last, "group": group, "pads": [1, 0, 1, 1], "strides": [1, 2]},
+            steps=1,
+        )
+        for last in (0, 1)
+        for group in (1, 2)
+    ],
+    ms("NhwcMaxPool", u8(2, 7, 6, 3), attrs={"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 1]}),
+    ms("NhwcMaxPool", i8(1, 7, 6, 3), attrs={"kernel_shape": [3, 3], "dilations": [2, 1]}),
+    ms("Range", Const(np.array(1)), Const(np.array(9)), Const(np.array(3))),
     ms("QLinearGlobalAveragePool", u8(2, 3, 5, 4), s(0.1), s(120, np.uint8), s(0.08), s(100, np.uint8)),
     ms(
         "QLinearGlobalAveragePool",

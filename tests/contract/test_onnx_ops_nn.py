@@ -16,12 +16,24 @@ from hotfuse.base.errors import ModelError
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.onnx_program import NodeCtx
 from hotfuse.frontends.onnx.ops import pool
-from hotfuse.frontends.onnx.program import NodeCtx
 from hotfuse.frontends.onnx.registry import find
 from hotfuse.frontends.onnx.tracing.traced_model import trace
 from hotfuse.frontends.onnx.values import from_any, to_numpy
-from tests.contract.onnx_nodes import Case, Const, check_direct, check_traced, f, feeds, ints, model_of, name_of, pos
+from tests.contract.onnx_nodes import (
+    Case,
+    Const,
+    Maker,
+    check_direct,
+    check_traced,
+    f,
+    feeds,
+    ints,
+    model_of,
+    name_of,
+    pos,
+)
 
 
 def c(op: str, *inputs: Any, at: int = 22, **kw: Any) -> Case:
@@ -593,6 +605,25 @@ def ml(op: str, x: Any, at: int = 1, **kw: Any) -> Case:
     return Case(op, (x,), opset=at, domain="ai.onnx.ml", **kw)
 
 
+def machines(seed: int, counts: tuple[int, ...]) -> dict[str, Any]:
+    """Support vectors of three features and their weights."""
+    rng, total = np.random.default_rng(seed), sum(counts)
+    far_off = 1000.0 if len(counts) == 1 else 0.0
+    return {
+        "coefficients": rng.standard_normal(max(1, len(counts) - 1) * total).tolist(),
+        "kernel_params": [0.3, 0.2, 3.0],
+        "kernel_type": "RBF",
+        "rho": [0.25],
+        "support_vectors": (far_off + rng.standard_normal(3 * total)).tolist(),
+        **({"vectors_per_class": list(counts)} if len(counts) > 1 else {}),
+    }
+
+
+def far(rows: int) -> Maker:
+    """Rows whose differences are small beside themselves."""
+    return lambda rng: (1000 + rng.standard_normal((rows, 3))).astype(np.float32)
+
+
 ML = [
     ml(
         "Imputer",
@@ -618,6 +649,55 @@ ML = [
         )
         for kernel in ("LINEAR", "POLY", "RBF", "SIGMOID")
     ],
+    ml("SVMRegressor", far(40), attrs={**machines(30, (30,)), "n_supports": 30}, tolerance=1e-4),
+    *[
+        ml(
+            "SVMClassifier",
+            f(9, 3),
+            attrs={
+                **machines(len(rho), counts),
+                "classlabels_ints": [5, 2, 7, 4][: len(counts)],
+                "kernel_type": kernel,
+                "post_transform": p,
+                "rho": rho,
+            },
+            outputs=2,
+            tolerance=1e-4,
+        )
+        for kernel, p, counts, rho in (
+            ("RBF", "NONE", (2, 3), [0.1]),
+            ("POLY", "LOGISTIC", (2, 3), [-0.1]),
+            ("SIGMOID", "NONE", (2, 3, 1), [0.1, -0.2, 0.3]),
+            ("LINEAR", "SOFTMAX", (1, 2, 3, 2), [0.1, -0.2, 0.3, 0.0, -0.1, 0.2]),
+        )
+    ],
+    *[
+        ml(
+            "SVMClassifier",
+            f(30, 3),
+            attrs={**machines(len(rho), counts), **labels, "rho": rho, "prob_a": [-1.5] * len(rho), "prob_b": [0.2] * len(rho)},
+            outputs=2,
+            tolerance=1e-4,
+            leaf=True,
+        )
+        for labels, counts, rho in (
+            ({"classlabels_ints": [5, 2]}, (2, 3), [0.1]),
+            ({"classlabels_ints": [5, 2, 7]}, (2, 3, 1), [0.1, -0.2, 0.3]),
+            ({"classlabels_strings": ["a", "b", "c"]}, (2, 3, 1), [0.1, -0.2, 0.3]),
+        )
+    ],
+    ml(
+        "SVMClassifier",
+        f(9, 3),
+        attrs={
+            "classlabels_ints": [5, 2, 7],
+            "coefficients": [0.5, 1, -1, 2, 0.2, 0.3, -0.4, 1, 0],
+            "kernel_type": "LINEAR",
+            "rho": [0.1],
+        },
+        outputs=2,
+        oracle="reference",
+    ),
     *[
         ml(
             "TreeEnsembleClassifier",
@@ -674,6 +754,12 @@ ML = [
             "post_transform": "LOGISTIC",
             "multi_class": 1,
         },
+        outputs=2,
+    ),
+    ml(  # more coefficients than intercepts have rows, as one of ONNX Runtime's own examples has
+        "LinearClassifier",
+        f(5, 2),
+        attrs={"classlabels_ints": [3, 4], "coefficients": [0.5, 1, -1, 2, 0.2, 0.3], "intercepts": [0.1, 0.2]},
         outputs=2,
     ),
     Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,12 @@ from hotfuse.ops.folded_conv import FoldedConv, Window, affine
 Array = np.ndarray[Any, Any]
 F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 node = helper.make_node
+
+
+@pytest.fixture(autouse=True)
+def soon_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that come five times see all three: the program, its recording, and the function that is made of that."""
+    monkeypatch.setattr(recorded_runs, "WRITTEN_AT", 2)
 
 
 def model(
@@ -51,11 +58,16 @@ def recorded(module: OnnxModule) -> list[list[str]]:
     return [] if found is None else [[c[-1].op for c in r.calls] for r in found.runs.values()]
 
 
+def kept(module: OnnxModule) -> list[recorded_runs.ProgramRecording]:
+    found = module.program._runs
+    return [] if found is None else list(found.runs.values())
+
+
 def same(data: bytes, *calls: tuple[Array, ...]) -> OnnxModule:
-    """Each call three times in turns, each time what ONNX Runtime answers."""
+    """Each call six times in turns, each time what ONNX Runtime answers."""
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     module = OnnxModule(load(data))
-    for _ in range(3):
+    for _ in range(6):
         for arrays in calls:
             feeds = dict(zip([i.name for i in session.get_inputs()], arrays, strict=True))
             for got, want in zip(run(module, *arrays), session.run(None, feeds), strict=True):
@@ -176,13 +188,13 @@ def test_numbers_that_calls_bring_are_read_in_every_call() -> None:
 def test_random_numbers_are_drawn_in_every_call() -> None:
     nodes = [node("Shape", ["x"], ["s"]), node("ConstantOfShape", ["s"], ["z"]), node("RandomUniformLike", ["z"], ["y"])]
     module = OnnxModule(load(model(nodes, {"x": (F32, ["n"])}, {"y": F32}, {})))
-    assert len({float(run(module, rows(5))[0][0]) for _ in range(6)}) == 6
+    assert len({float(run(module, rows(5))[0][0]) for _ in range(9)}) == 9
 
 
 def test_what_a_call_returns_is_its_own() -> None:
     nodes = [node("Shape", ["x"], ["s"]), node("Mul", ["s", "two"], ["y"])]
     module = OnnxModule(load(model(nodes, {"x": (F32, ["n"])}, {"y": I64}, NUMBERS)))
-    for _ in range(5):
+    for _ in range(8):
         (got,) = run(module, rows(4))
         assert got.tolist() == [8]
         got[:] = -1
@@ -208,8 +220,9 @@ def test_kinds_of_sizes_are_bounded() -> None:
 def test_an_error_in_recorded_calls_names_its_node() -> None:
     nodes = [node("Gather", ["x", "at"], ["y"], axis=0, name="lookup")]
     module = OnnxModule(load(model(nodes, {"x": (F32, [4]), "at": (I64, ["n"])}, {"y": F32}, {})))
-    for _ in range(3):
+    for _ in range(6):
         run(module, rows(4), np.array([0, 3]))
+    assert all(r.function is not None for r in kept(module))
     with pytest.raises(ModelError, match="lookup"):
         run(module, rows(4), np.array([0, 9]))
     assert run(module, rows(4), np.array([2, 2]))[0].shape == (2,)
@@ -305,3 +318,58 @@ def test_slices_of_everything_and_reshapes_of_reshapes_take_no_calls() -> None:
     )  # fmt: skip
     module = same(data, (rows(3, 5),), (rows(2, 2),), (rows(1, 1),), (rows(0, 3),))
     assert sorted(recorded(module)[0]) == ["Neg", "Neg", "Reshape", "Slice", "Slice", "Unsqueeze"]
+
+
+def test_a_recording_that_comes_often_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = model(HALVES, {"x": (F32, ["n", "w"])}, {"y": F32}, NUMBERS)
+    module = same(data, (rows(3, 8),), (rows(1, 6),))
+    assert [r.function is not None for r in kept(module)] == [True, True]
+    assert recorded(copy.deepcopy(module)) == []
+    monkeypatch.setattr(recorded_runs, "MAX_WRITTEN", 2)
+    assert [r.function for r in kept(same(data, (rows(3, 8),)))] == [None], "writing long ones takes too long"
+
+
+def test_what_a_call_settled_on_is_called_by_itself() -> None:
+    class Choosing:
+        best: Any = None
+        asked = 0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            self.asked += 1
+            return x + 1
+
+        def settled(self) -> Any:
+            return self.best
+
+    open_still, chosen = Choosing(), Choosing()
+    chosen.best = lambda x: x + 1
+    for call, asked in ((open_still, 5), (chosen, 2)):
+        recording = recorded_runs.ProgramRecording([None, None], (0,), ((call, (0,), (1,), (), None),), (1,))  # type: ignore[arg-type]
+        assert [float(recording([torch.zeros(())])[0]) for _ in range(5)] == [1.0] * 5
+        assert call.asked == asked
+
+
+def test_a_function_of_calls_with_several_results() -> None:
+    """Results nobody declared, absent inputs, constants, and values that are let go when nobody reads them any more."""
+    gone: list[bool] = []
+    alive: list[weakref.ref[Any]] = []
+
+    def halves(x: torch.Tensor, _absent: None, by: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = x / by, x * by
+        alive.append(weakref.ref(first))
+        return first, second, x
+
+    def last(y: torch.Tensor) -> torch.Tensor:
+        gone.append(alive[-1]() is None)
+        return y + 1
+
+    template = [None, None, torch.tensor(2.0), None, None, None, None]
+    calls = [
+        (halves, (0, 1, 2), (3, 4), (), None), (torch.neg, (3,), (5,), (3,), None), (last, (4,), (6,), (4,), None),
+    ]  # fmt: skip
+    recording = recorded_runs.ProgramRecording(list(template), (0,), tuple(calls), (6, 5, 0, 2))  # type: ignore[arg-type]
+    for k in range(4):
+        assert (recording.function is not None) == (k >= 2)
+        found = recording([torch.tensor([4.0])])
+        assert [v.tolist() for v in found] == [[9.0], [-2.0], [4.0], 2.0]
+    assert gone == [True] * 4

@@ -71,6 +71,15 @@ def test_what_is_not_there_names_what_is(made: list[str]) -> None:
     assert found.value.hint == "0 relu_add, 1 relu_add"
 
 
+def test_a_graph_without_kernels_says_where_the_reasons_are(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    header = kernels._made(None, [])  # type: ignore[arg-type]
+    monkeypatch.setattr(kernels, "_made", lambda *_a: {**header, "kernels": [], "parts": [[0, 5, -1]]})
+    for wanted in ("", "gelu", "0"):
+        with pytest.raises(InputError, match="no part of the graph has a kernel") as found:
+            kernels.show_kernels(None, [], "llvm", wanted, as_json=False)  # type: ignore[arg-type]
+        assert "--stage kernels" in (found.value.hint or "")
+
+
 def test_the_command_says_how(made: list[str]) -> None:
     done = CliRunner().invoke(app, ["show", "--help"], terminal_width=200)
     assert done.exit_code == 0 and "number" in done.stdout

@@ -27,10 +27,12 @@ def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wa
 
     every = [(number, parse(d["kernel"]), d["ops"]) for number, d in enumerate(kernels)]
     chosen = [k for k in every if (str(k[0]) == wanted if wanted.isdecimal() else wanted in k[1].name)]
+    if not every:
+        raise InputError("no part of the graph has a kernel", hint="--stage kernels says what stays with the library, and why")
     if not chosen:
         names = ", ".join(f"{number} {k.name}" for number, k, _ in every)
         what = f"there is no kernel number {wanted}" if wanted.isdecimal() else f"no kernel has {wanted!r} in its name"
-        raise InputError(what, hint=names or "the graph has no kernels at all")
+        raise InputError(what, hint=names)
     backend = from_env().backend
     shown = [{"number": n, "name": k.name, "ops": ops, "text": kernel_text(k, stage, backend)} for n, k, ops in chosen]
     if as_json:

@@ -84,9 +84,10 @@ def _show(model: str, stage: StageName, dims: list[str], kernel: str, inputs: li
         return
     if inputs:
         raise InputError("--input is for PyTorch models", hint="fix an ONNX model's sizes with --dim name=size")
+    from hotfuse.frontends.onnx.domains.zipped_outputs import without_dictionaries
     from hotfuse.frontends.onnx.load import load
 
-    loaded = load(Path(model))
+    loaded = without_dictionaries(load(Path(model)))[0]
     with _naming_open_dims(loaded.inputs):
         _show_stage(_capture(loaded, sizes), stage, kernel, as_json=as_json)
 

@@ -55,12 +55,12 @@ def run_loop(
         raise _too_long(f"its trip count is {limit}")
     state = list(carried)
     steps: list[list[Any]] = [[] for _ in stacked]
-    go, i = (True if cond is None else truth(cond)), 0
+    go, i, holds = (True if cond is None else truth(cond)), 0, torch.tensor(True)
     while go and (limit is None or i < limit):
         if i >= MAX_TRIPS:
             raise _too_long(f"its condition still held after {i} iterations")
-        out = body(torch.tensor(i), torch.tensor(True), *state, *captures)
-        go = truth(out[0])
+        out = body(torch.tensor(i), holds, *state, *captures)
+        go = out[0] is holds or truth(out[0])  # a loop that only counts gives it back as it is
         state = list(out[1 : 1 + len(state)])
         for acc, value in zip(steps, out[1 + len(state) :], strict=True):
             acc.append(value)

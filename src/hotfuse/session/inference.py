@@ -24,6 +24,7 @@ from hotfuse.base.settings import Settings, from_env
 from hotfuse.compile.freeze import may_copy
 from hotfuse.compile.workers.service import service
 from hotfuse.explain import Explanation, explain_engine
+from hotfuse.frontends.onnx.domains.zipped_outputs import with_dictionaries, without_dictionaries
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.leaves import parse_name, runs_reference
 from hotfuse.frontends.onnx.load import all_nodes, load
@@ -87,7 +88,8 @@ class InferenceSession:
         self._note_ignored("provider", self._providers.ignored)
         try:
             model = load(path_or_bytes)
-            self._module = OnnxModule(model, self._fell_back, pack=may_copy(settings))
+            served, self._zipped = without_dictionaries(model)
+            self._module = OnnxModule(served, self._fell_back, pack=may_copy(settings))
         except ModelError as e:
             raise load_error(e) from e
         except HotfuseError:
@@ -173,7 +175,8 @@ class InferenceSession:
     def _guarded(self, args: tuple[Value, ...], overrides: Mapping[str, Value]) -> Sequence[Value]:
         """Serve a call; whatever fails inside becomes an error of ours that keeps the cause."""
         try:
-            return self._serve_with(args, overrides) if overrides else self._serve(args)
+            results = self._serve_with(args, overrides) if overrides else self._serve(args)
+            return with_dictionaries(results, self._zipped) if self._zipped else results
         except HotfuseError as e:
             self._events.count("errors")
             renamed = run_error(e)

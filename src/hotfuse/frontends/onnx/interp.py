@@ -87,8 +87,12 @@ class OnnxModule(torch.nn.Module):
             )
         since = self._turnstile.enter(measurable=self.program.prepared)
         try:
-            with torch.no_grad():
-                made = self.program.run([x if isinstance(x, torch.Tensor) else from_any(x) for x in inputs])
+            args = [x if isinstance(x, torch.Tensor) else from_any(x) for x in inputs]
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    made = self.program.run(args)
+            else:  # a session has seen to it, and the context costs as much as an operator
+                made = self.program.run(args)
             if since != UNMEASURED:
                 self._turnstile.measure(since, self.program.recorded_steps or self.program.prepared_steps)
             return made

@@ -242,6 +242,7 @@ def _alias(name: str, like: str, opset: int) -> None:
 _alias("GatherND", "GatherND", 13)
 _alias("Trilu", "Trilu", 14)
 _alias("Pad", "Pad", 18)
+_alias("Range", "Range", 11)
 
 
 @onnx_op("Unique", domain=_MS)

@@ -1,8 +1,8 @@
-"""ai.onnx.ml: label tables, scalers and linear models, as classical models export them; trees are in `ops_ml_trees`."""
+"""ai.onnx.ml: label tables, scalers and linear models, as classical models export them; trees and support vectors lie beside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -96,10 +96,12 @@ def linear_classifier(
     multi_class: int = 0,
     post_transform: str = "NONE",
 ) -> tuple[Any, Tensor]:
-    """One row of coefficients for two classes means a score and its opposite."""
-    w = torch.tensor(coefficients, dtype=torch.float32).reshape(-1, x.shape[1])
+    """One row of coefficients for two classes means a score and its opposite; what intercepts have no rows for is ignored."""
+    work = x.float() if x.dim() > 1 else x.float().unsqueeze(0)
+    used = len(intercepts) * int(work.shape[1]) if intercepts else len(coefficients)
+    w = torch.tensor(coefficients[:used], dtype=torch.float32).reshape(-1, work.shape[1])
     b = None if not intercepts else torch.tensor(intercepts, dtype=torch.float32)
-    scores = torch.nn.functional.linear(x.float(), w, b)
+    scores = torch.nn.functional.linear(work, w, b)
     labels = classlabels_ints or classlabels_strings or ()
     if w.shape[0] == 1 and len(labels) == 2:
         scores = torch.cat([-scores, scores], 1)
@@ -208,37 +210,3 @@ def one_hot_encoder(
     if not zeros and not all(ctx.ints(hit.any(-1))):
         raise ModelError("OneHotEncoder met a value that is none of its categories", because="zeros is 0")
     return hit.float()
-
-
-_KERNELS: dict[str, Callable[[Tensor, Tensor, float, float, float], Tensor]] = {
-    "LINEAR": lambda x, v, g, c, d: x @ v.t(),
-    "POLY": lambda x, v, g, c, d: (g * (x @ v.t()) + c) ** d,
-    "RBF": lambda x, v, g, c, d: torch.exp(-g * torch.cdist(x, v).square()),
-    "SIGMOID": lambda x, v, g, c, d: torch.tanh(g * (x @ v.t()) + c),
-}
-
-
-@onnx_op("SVMRegressor", domain=_ML)
-def svm_regressor(
-    ctx: Ctx,
-    x: Tensor,
-    *,
-    coefficients: Sequence[float],
-    rho: Sequence[float],
-    kernel_params: Sequence[float] = (0.0, 0.0, 0.0),
-    kernel_type: str = "LINEAR",
-    n_supports: int = 0,
-    one_class: int = 0,
-    post_transform: str = "NONE",
-    support_vectors: Sequence[float] = (),
-) -> Tensor:
-    """A weighted sum of kernels with the support vectors, or a plain product when there are none."""
-    work, weights = x.float(), torch.tensor(coefficients, dtype=torch.float32)
-    gamma, coef0, degree = (list(kernel_params) + [0.0] * 3)[:3]
-    if n_supports:
-        vectors = torch.tensor(support_vectors, dtype=torch.float32).reshape(n_supports, -1)
-        near = _KERNELS[kernel_type](work, vectors, gamma, coef0, degree)
-    else:
-        near = work
-    y = (near @ weights).unsqueeze(1) + rho[0]
-    return torch.where(y > 0, 1.0, -1.0) if one_class else post_transformed(y, post_transform)

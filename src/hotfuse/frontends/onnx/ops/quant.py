@@ -286,7 +286,7 @@ def conv_integer(
     return conv(ctx, shifted(x, x_zero_point, dtype=dtype), shifted(w, zero, dtype=dtype), **attrs).to(torch.int32)
 
 
-def _prepare_conv(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+def prepare_qlinear_conv(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
     """Constant weights, images or signals with the same padding at both ends: a layer of bytes."""
     given: list[Any] = [*inputs, None]
     x, xs, xz, w, ws, wz, ys, yz, bias = given[:9]
@@ -309,7 +309,7 @@ def _prepare_conv(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
     return Prepared(call, size)
 
 
-@onnx_op("QLinearConv", prepare=_prepare_conv)
+@onnx_op("QLinearConv", prepare=prepare_qlinear_conv)
 def qlinear_conv(
     ctx: Ctx,
     x: Tensor,

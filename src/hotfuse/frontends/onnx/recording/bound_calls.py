@@ -18,6 +18,7 @@ from hotfuse.frontends.onnx.elements import moved_as_it_is, norm_axis
 from hotfuse.frontends.onnx.native_floats.native_recurrent import NativeRecurrent
 from hotfuse.frontends.onnx.onnx_program import ProgramStep
 from hotfuse.frontends.onnx.recording.conv_product import faster_of
+from hotfuse.frontends.onnx.recording.written_runs import KnownBehind
 
 
 class FirstInput:
@@ -58,11 +59,9 @@ def bound(
         if op in RESHAPED:
             return FIRST_INPUT if result.shape == x.shape else (_reshaped(tuple(result.shape)), (0,))
         if op == "Expand":
-            sizes = tuple(result.shape)
-            return (lambda y: y.expand(sizes)), (0,)
+            return KnownBehind(Tensor.expand, (tuple(result.shape),)), (0,)
         if op == "Transpose":
-            order = tuple(step.attrs.get("perm") or range(x.dim())[::-1])
-            return (lambda y: y.permute(order)), (0,)
+            return KnownBehind(Tensor.permute, (tuple(step.attrs.get("perm") or range(x.dim())[::-1]),)), (0,)
         if op == "Gather":
             return _gathered(x, xs[1], int(step.attrs.get("axis", 0)))
         if op == "Slice" and step.opset >= 10 and (found := _sliced(xs)) is not None:
@@ -72,7 +71,7 @@ def bound(
             return found, (0,)
     if op == "Pow" and x.dtype is torch.float32 and fixed[1] and isinstance(xs[1], Tensor) and xs[1].dim() == 0:
         power = float(xs[1])  # which is what torch makes of such a tensor
-        return (lambda y: torch.pow(y, power)), (0,)
+        return KnownBehind(torch.pow, (power,)), (0,)
     if op in _MEANS and x.dtype is torch.float32 and all(fixed[1:]) and (found := _reduced(step, xs)) is not None:
         return found, (0,)
     if op == "Concat" and "axis" in step.attrs and all(isinstance(v, Tensor) and v.dtype is x.dtype and v.dim() for v in xs):
@@ -87,7 +86,7 @@ def bound(
 
 
 def _reshaped(sizes: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    return lambda y: y.reshape(sizes)
+    return KnownBehind(Tensor.reshape, (sizes,))
 
 
 def _gathered(x: Tensor, indices: Any, axis: int) -> BoundCall | None:
@@ -95,11 +94,10 @@ def _gathered(x: Tensor, indices: Any, axis: int) -> BoundCall | None:
         return None
     axis = norm_axis(axis, x.dim())
     if indices.dim() == 0:
-        at = int(indices)
-        return (lambda y: y.select(axis, at)), (0,)
+        return KnownBehind(Tensor.select, (axis, int(indices))), (0,)
     places = indices.to(torch.int64)
     places = torch.where(places < 0, places + x.shape[axis], places)
-    return (lambda y: y.index_select(axis, places)), (0,)
+    return KnownBehind(Tensor.index_select, (axis, places)), (0,)
 
 
 def _sliced(xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:
@@ -111,8 +109,7 @@ def _sliced(xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:
         return None
     cuts = [(norm_axis(a, x.dim()), s, e, n) for a, s, e, n in zip(axes, starts, ends, steps, strict=True)]
     if len(cuts) == 1:
-        axis, start, end, step = cuts[0]
-        return lambda y: _slice(y, axis, start, end, step)
+        return KnownBehind(_slice, cuts[0])
 
     def cut(y: Tensor) -> Tensor:
         for axis, start, end, step in cuts:
@@ -128,8 +125,7 @@ def _reduced(step: ProgramStep, xs: Sequence[Any]) -> Callable[[Tensor], Tensor]
     if not given:
         return None
     dims, kept = sorted({norm_axis(a, xs[0].dim()) for a in given}), bool(step.attrs.get("keepdims", 1))
-    reduce = _MEANS[step.node.op]
-    return lambda y: reduce(y, dims, kept)
+    return KnownBehind(_MEANS[step.node.op], (dims, kept))
 
 
 def _padded(step: ProgramStep, xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:
@@ -142,4 +138,4 @@ def _padded(step: ProgramStep, xs: Sequence[Any]) -> Callable[[Tensor], Tensor] 
     axis = norm_axis(axes[grown[0]], x.dim())
     line = torch.arange(x.shape[axis]).reshape([-1 if d == axis else 1 for d in range(x.dim())])
     places = step.fn(step.ctx, line, *xs[1:], **step.attrs).reshape(-1)
-    return lambda y: y.index_select(axis, places)
+    return KnownBehind(Tensor.index_select, (axis, places))
