@@ -23,6 +23,7 @@ class Sides:
         self.states = tuple(states)
         self._lock = threading.Lock()
         self._from: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, tuple[int, int]] = {}
         self._patience = 0
         self._asked = 0
         self.begin()
@@ -31,6 +32,7 @@ class Sides:
         """Count from now on: calls that proved and raced a plan are none of its traffic."""
         with self._lock:
             self._from = {d.address: (d.skipped, d.dense) for d in self.states}
+            self._begun = dict(self._from)
 
     def one_sided(self) -> int:
         """Switch off states whose products found nothing to leave out in many calls; how many these are."""
@@ -68,6 +70,15 @@ class Sides:
                 self._from[d.address] = (d.skipped, d.dense)
             self._asked = 0
             return len(off)
+
+    def of_calls(self) -> tuple[int, int]:
+        """In how many calls zeros were left out, and in how many not, since the plan began to serve: the mean of its products, each
+        of which decides by itself.
+        """
+        begun = [self._begun[d.address] for d in self.states]
+        skipped = sum(d.skipped - b[0] for d, b in zip(self.states, begun, strict=True))
+        dense = sum(d.dense - b[1] for d, b in zip(self.states, begun, strict=True))
+        return round(skipped / len(self.states)), round(dense / len(self.states))
 
     def counts(self) -> dict[str, int]:
         """How often which side ran, for `stats()` and `explain()`."""

@@ -100,6 +100,11 @@ class Layer(ABC):
         """A plan of the graph with this layer around `inner`; the inner ones alone where the graph has nothing for this one."""
 
     @property
+    def values(self) -> tuple[str, ...]:
+        """The graph's values that it is about, where what its plans count does not name them."""
+        return ()
+
+    @property
     def on_library(self) -> bool:
         """Whether it serves on library kernels, because generated ones are not there."""
         return False
