@@ -339,27 +339,38 @@ def test_sides_are_given_up_and_taken_up_more_and_more_seldom() -> None:
 
 def test_what_products_did_is_told_by_calls_since_the_plan_serves() -> None:
     states = [KernelState((300, 5, 5)), KernelState((300, 0, 7))]  # proofs and races
-    sides = Sides(states)
-    for skipped, state in zip((10, 4), states, strict=True):
+    sides = Sides(states, {states[0].address: 2})
+    for skipped, all_, state in ((14, 6, states[0]), (4, 6, states[1])):  # ten calls, two products of the one and one of the other
         words = state._words  # pyright: ignore[reportPrivateUsage]
         words[1] += skipped
-        words[2] += 10 - skipped
-    assert sides.of_calls() == (7, 3)
+        words[2] += all_
+    assert sides.of_calls() == (6, 4)
     sides.begin()
     assert sides.of_calls() == (0, 0)
 
 
-def test_a_bet_is_told_by_value_and_by_call(traffic: dict[str, float]) -> None:
-    """Two products that leave zeros out in a call are one call in which the bet held, and save what the race showed once."""
-    model = nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 8), nn.Softmax(-1)).eval()
+class Shrinks(nn.Module):
+    """What is no part of a product's kernel, and keeps rows of zeros."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / (1 + x.abs().sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_bet_is_told_by_value_and_by_call(traffic: dict[str, float], alike: bool) -> None:
+    """Two products that leave zeros out in a call, of one kernel or of two, are one call in which the bet held, and save once what
+    the race showed.
+    """
+    width = 48 if alike else 8
+    model = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), Shrinks(), nn.Linear(48, width), nn.ReLU(), Shrinks())
     nn.init.constant_(model[0].bias, -10.0)
     x = padded(0.6)
-    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+    with torch.no_grad(), hotfuse.jit(model.eval(), settings=INLINE) as fast:
         served(fast, x, lambda: entry_of(fast).plan.tier == 1)
         traffic["zero rows"] = 0.6
         served(fast, x, lambda: entry_of(fast).plan.sides is not None)
         entry, sides = entry_of(fast), entry_of(fast).plan.sides
-        assert sides is not None and len(sides.states) == 2
+        assert sides is not None and len(sides.states) == (1 if alike else 2)
         sides.begin()
         for _ in range(10):
             fast(x)
