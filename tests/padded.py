@@ -273,6 +273,40 @@ class LibraryEncoder(nn.Module):
         return (self.encoder(x, src_key_padding_mask=padding) * rows).sum(1) / rows.sum(1)
 
 
+class CausalScores(PaddedEncoder):
+    """Scores with a number in the place of those of hidden keys, ahead of a query or dead; the last row is read."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__(pools="last")
+        self.number = number
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        length = q.shape[2]
+        seen = torch.ones(length, length, dtype=torch.bool).tril() & mask[:, None, None, :].bool()
+        hidden = torch.zeros(seen.shape).masked_fill(~seen, self.number)
+        return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + hidden).softmax(-1) @ v
+
+
+class Hiding(nn.Module):
+    """Features that nothing normalizes; `hides` is added to scores of padded keys, or stands in their place."""
+
+    def __init__(self, hides: float = -1e4, *, fills: bool = False, pools: bool = False) -> None:
+        super().__init__()
+        self.hides, self.fills, self.pools = hides, fills, pools
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.score = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        q, k, v = (f(x)[:, None] for f in (self.q, self.k, self.v))
+        scores, hidden = q @ k.transpose(-1, -2) / WIDTH**0.5, padding[:, None, None, :]
+        scores = scores.masked_fill(hidden, self.hides) if self.fills else scores + hidden * self.hides
+        seen = (scores.softmax(-1) @ v)[:, 0]
+        if self.pools:
+            weights = (self.score(seen) + padding[..., None] * -1e4).softmax(1)
+            return (seen * weights).sum(1)
+        return (seen * ~padding[..., None]).sum(1)
+
+
 def batch(sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids, and a mask with holes in which the first and the last row of every sequence live."""
     mask = (torch.rand(sequences, rows) < share).long()

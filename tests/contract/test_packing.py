@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,9 @@ from hotfuse.specialize.row_demands import CannotPack
 from tests.padded import (
     Answering,
     AttendingEncoder,
+    CausalScores,
     Compared,
+    Hiding,
     LibraryEncoder,
     MaskedInside,
     PaddedEncoder,
@@ -368,7 +371,44 @@ def test_calls_that_stay_padded() -> None:
     found, _ = packed(LibraryEncoder(), features)
     x[0][padding[0]] = torch.nan
     made = found.packer((x, padding))
-    assert made is Padded.NOT_FINITE
+    assert made is Padded.LARGE
+
+
+@pytest.mark.parametrize("hides", [-1e4, -1e9, -torch.inf])
+@pytest.mark.parametrize(("fills", "pools"), [(False, False), (True, False), (False, True)])
+def test_rows_that_are_too_large_to_be_hidden_are_computed(hides: float, fills: bool, pools: bool) -> None:
+    if hides == -torch.inf and not fills:
+        pytest.skip("0 times it is NaN")
+    model = Hiding(hides, fills=fills, pools=pools).eval()
+    found, plan = packed(model, features)
+    assert found.packing.lowers == (1e4 if pools else -hides)
+    x, padding = features(3, 16)
+    packs = list[float]()
+    for large in (1.0, 1e2, 1e5, 1e20, torch.inf, torch.nan):
+        given = torch.where(padding[..., None], large * x.sign(), x), padding
+        made = found.packer(given)
+        assert isinstance(made, tuple) or made is Padded.LARGE
+        if isinstance(made, tuple):
+            packs.append(large)
+            assert_right(model, found, plan, given)
+    assert packs == [n for n in (1.0, 1e2, 1e5) if n <= 4 * math.sqrt(found.packing.lowers / 1e4) * 5]
+    spread = torch.where(padding[..., None], 1e5 * x, x), padding
+    shown = torch.where(padding[..., None], 0 * x, x), padding
+    same = torch.allclose(in_float64(model, spread), in_float64(model, shown))
+    assert same is (fills or found.packing.lowers > 1e4), "a mask of -10,000 does not hide such rows"
+
+
+@pytest.mark.parametrize(("number", "any_first"), [(-1e9, True), (torch.finfo(torch.float32).min, True), (-torch.inf, False)])
+def test_numbers_of_a_causal_mask_that_are_finite_let_sequences_begin_with_padding(number: float, any_first: bool) -> None:
+    model = CausalScores(number).eval()
+    found, plan = packed(model)
+    ids, mask = batch(3, 16)
+    mask[0, :9], mask[1, 0] = 0, 0
+    assert found.packing.first is not any_first
+    if any_first:
+        assert_right(model, found, plan, (ids, mask))
+    else:
+        assert found.packer((ids, mask)) is Padded.POSITION
 
 
 @pytest.mark.parametrize("inside", [False, True])

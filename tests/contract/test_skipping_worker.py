@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +13,25 @@ from torch.nn import functional as F
 
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.settings import Settings
+from hotfuse.cache.place import where
 from hotfuse.compile.answer_bodies import UnitKernel
 from hotfuse.compile.parts import kernel_from
-from hotfuse.compile.request_bodies import UnitRequest
-from hotfuse.compile.request_context import text_id, used_by, wanted
-from hotfuse.compile.unit import units
+from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
+from hotfuse.compile.request_context import RequestContext, text_id, used_by, value_id, wanted
+from hotfuse.compile.unit import grouping, units
 from hotfuse.compile.variants import breakpoints, skipping
-from hotfuse.compile.variants.skipping import SHARES, Skipping, Zeroed, at_limit, break_even, expected, left
-from hotfuse.compile.variants.skips import SKIP, Skips
+from hotfuse.compile.variants.skipping import SHARES, Skipping, Zeroed, at_limit, break_even, expected, left, multiplied
+from hotfuse.compile.variants.skips import SKIP, SPARSE, Skips
 from hotfuse.fusion.crossover import Shifts
 from hotfuse.fusion.forecast import RooflinePredictor
+from hotfuse.fusion.kinds import CandidateKind
+from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.text import show
 from hotfuse.lower.common.lowered import StateArgument
 from hotfuse.lower.run.kernel_state import NEVER, WHOLE
+from hotfuse.profile.traffic import NOTHING_SEEN
 from tests.contract.lowering import Group, group_of
 from tests.races import kernels_win, skipping_pays
 
@@ -165,16 +171,20 @@ def test_a_request_names_the_groups_it_is_about() -> None:
         assert wanted(a) == wanted(b) == (SKIP,)
     with used_by({"strategies": [SKIP], "focus": ""}):
         assert wanted(a) == ()
+    with used_by({"strategies": [SKIP], "focus": f"{value_id('x')},{value_id('y')}"}):
+        assert wanted(a, ["y"]) == (SKIP,) and wanted(a, ["z"]) == wanted(a) == ()
 
 
+@pytest.mark.parametrize("by_value", [True, False])
 @pytest.mark.parametrize("pays", [True, False])
-def test_a_unit_gets_the_kernel_that_was_asked_for(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_gets_the_kernel_that_was_asked_for(pays: bool, by_value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_win(monkeypatch)
     skipping_pays(monkeypatch, pays=pays)
     graph = product().graph
     piece = units.piece_of(graph, range(len(graph.nodes)), {})
     request = UnitRequest("contract", {}, (("g", tuple(range(len(graph.nodes)))),), ("g",))
-    with used_by({"strategies": [SKIP], "focus": text_id(piece.text)}):
+    (name,) = multiplied(graph, range(len(graph.nodes)))
+    with used_by({"strategies": [SKIP], "focus": value_id(name) if by_value else text_id(piece.text)}):
         answer, codes = units.unit(request, [show(graph).encode()])
     assert isinstance(answer, UnitKernel)
     made = kernel_from(answer.kernel, codes[0])
@@ -183,3 +193,26 @@ def test_a_unit_gets_the_kernel_that_was_asked_for(pays: bool, monkeypatch: pyte
     plain, plain_codes = units.unit(request, [show(graph).encode()])
     assert isinstance(plain, UnitKernel) and plain.kernel.skips is None
     assert "_skipping" not in kernel_from(plain.kernel, plain_codes[0]).about
+
+
+def test_a_plan_about_single_groups_is_grouped_as_the_one_that_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Measuring again what groups there should be may come out otherwise, and takes half a second."""
+    grouped = list[str]()
+    adjusted = grouping.adjusted
+    monkeypatch.setattr(grouping, "adjusted", lambda *a, **k: grouped.append("again") or adjusted(*a, **k))  # type: ignore[func-returns-value]
+    place = where(Settings(cache_dir=tmp_path))
+    assert place is not None
+    request = PlanRequest(show(product().graph), {}, NOTHING_SEEN)
+
+    def planned(*strategies: str, focus: str = "", **more: object) -> list[tuple[str, ...]]:
+        context = RequestContext(str(tmp_path / "profiles.sqlite"), False, place)
+        with used_by({**context.header(), "strategies": strategies, "focus": focus, **more}):
+            return [tuple(g.ops for g in b.groups) for b in units.plan(request)[0].bodies]
+
+    first = planned()
+    for strategies in ((SKIP,), (SPARSE,), (Strategy.LIBRARY.value,), (Strategy.THREADS.value,)):
+        assert planned(*strategies, focus=value_id("x")) == first and len(grouped) == 1, strategies
+    planned(CandidateKind.PROLOGUE.value)
+    assert len(grouped) == 2, "of such strategies groups are made"
+    planned(objective="memory")
+    assert len(grouped) == 3

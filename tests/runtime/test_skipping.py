@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import hotfuse
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
+from hotfuse.compile import compilation
 from hotfuse.compile.learn import strategy_history
+from hotfuse.compile.unit import grouping
+from hotfuse.fusion.groups import Group
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.lower.run.kernel_state import NEVER, KernelState
 from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
 from hotfuse.runtime.observe.call_sampler import CallSampler
@@ -169,6 +174,59 @@ def test_zeros_within_rows_are_left_out_too(traffic: dict[str, float]) -> None:
         assert (fast(sparse) - wide(sparse.double())).abs().max() < 1e-4
 
 
+def test_groups_that_a_look_decided_otherwise_leave_zeros_out_too(
+    traffic: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are measured where no model is trained, so a plan that is made again may have others."""
+    model = nn.Sequential(nn.Linear(48, 64), nn.GELU()).eval()
+    wide, grouped = copy.deepcopy(model).double(), list[int]()
+    adjusted = grouping.adjusted
+
+    def alone_at_first(*asked: Any, **more: Any) -> Any:
+        graph, groups, choices = adjusted(*asked, **more)
+        if not grouped:
+            groups = tuple(Group((n,), g.kind if n == g.nodes[0] else GroupKind.ROWS) for g in groups for n in g.nodes)
+        grouped.append(len(groups))
+        return graph, groups, choices
+
+    monkeypatch.setattr(grouping, "adjusted", alone_at_first)
+    monkeypatch.setattr(compilation, "MEASURING_S", 0.0)  # for joining what was grouped apart
+    sparse = padded(0.6)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        served(fast, sparse, lambda: entry_of(fast).plan.tier == 1)
+        assert len(entry_of(fast).plan.artifacts) == 2
+        traffic["zero rows"] = 0.6
+        served(fast, sparse, lambda: entry_of(fast).plan.sides is not None)
+        assert grouped == [2, 1] and len(entry_of(fast).plan.artifacts) == 1
+        for x in (sparse, padded(0.0), padded(1.0)):
+            assert (fast(x) - wide(x.double())).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("where", ["beside", "inside a branch"])
+def test_what_is_multiplied_by_infinity_anywhere_is_not_left_out(traffic: dict[str, float], where: str) -> None:
+    """The products of a value may be in one group, whichever they are in now."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(48, 64), nn.Linear(48, 16)
+            nn.init.constant_(self.b.weight, torch.inf)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            if where == "beside":
+                return F.gelu(self.a(x)), F.softplus(self.b(x))
+            return F.gelu(self.a(x)), torch.cond(x.sum() > 0, lambda t: self.b(t) + 1, lambda t: self.b(t), (x,))
+
+    model, x = Both().eval(), padded(0.6)
+    want = model(x)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        served(fast, x, lambda: entry_of(fast).plan.tier == 1)
+        traffic["zero rows"] = 0.6
+        served(fast, x, lambda: ROWS in entry_of(fast).refused)
+        for got, wanted in zip(fast(x), want, strict=True):
+            assert torch.equal(torch.isnan(got), torch.isnan(wanted))
+
+
 @pytest.mark.parametrize(
     ("spoil", "because"),
     [
@@ -277,6 +335,50 @@ def test_sides_are_given_up_and_taken_up_more_and_more_seldom() -> None:
     assert sides.one_sided() == 0
     words[2] += MAX_DENSE_CALLS
     assert sides.one_sided() == 1 and waits() == MAX_DENSE_CALLS, "that was not in vain"
+
+
+def test_what_products_did_is_told_by_calls_since_the_plan_serves() -> None:
+    states = [KernelState((300, 5, 5)), KernelState((300, 0, 7))]  # proofs and races
+    sides = Sides(states, {states[0].address: 2})
+    for skipped, all_, state in ((14, 6, states[0]), (4, 6, states[1])):  # ten calls, two products of the one and one of the other
+        words = state._words  # pyright: ignore[reportPrivateUsage]
+        words[1] += skipped
+        words[2] += all_
+    assert sides.of_calls() == (6, 4)
+    sides.begin()
+    assert sides.of_calls() == (0, 0)
+
+
+class Shrinks(nn.Module):
+    """What is no part of a product's kernel, and keeps rows of zeros."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / (1 + x.abs().sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_bet_is_told_by_value_and_by_call(traffic: dict[str, float], alike: bool) -> None:
+    """Two products that leave zeros out in a call, of one kernel or of two, are one call in which the bet held, and save once what
+    the race showed.
+    """
+    width = 48 if alike else 8
+    model = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), Shrinks(), nn.Linear(48, width), nn.ReLU(), Shrinks())
+    nn.init.constant_(model[0].bias, -10.0)
+    x = padded(0.6)
+    with torch.no_grad(), hotfuse.jit(model.eval(), settings=INLINE) as fast:
+        served(fast, x, lambda: entry_of(fast).plan.tier == 1)
+        traffic["zero rows"] = 0.6
+        served(fast, x, lambda: entry_of(fast).plan.sides is not None)
+        entry, sides = entry_of(fast), entry_of(fast).plan.sides
+        assert sides is not None and len(sides.states) == (1 if alike else 2)
+        sides.begin()
+        for _ in range(10):
+            fast(x)
+        (bet,) = [b for s in fast.explain(full=True).to_dict()["sites"] for p in s["plans"] for b in p["bets"]]
+        won = entry.won[ROWS]
+        assert bet["held"] + bet["missed"] == 10 == bet["held"] and "tensors_0" in bet["values"] and len(bet["values"]) == 2
+        assert bet["ms_saved"] == pytest.approx(10 * max(0.0, won.us_before - won.us_after) * 1e-3, abs=1e-3)
+        assert "bet on: zero rows (" in str(fast.explain()) and "held in 10 of 10 calls" in str(fast.explain())
 
 
 def test_finite_weights() -> None:

@@ -14,6 +14,7 @@ Zero times anything is zero here: a user of these facts must make sure that dead
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -98,6 +99,15 @@ def mask_facts(
     of, is decided by the mask alone.
     """
     return MaskFactPass(graph, mask, weights, front=front, ordered=ordered).run()
+
+
+def lowered_for_softmax(graph: Graph, facts: Mapping[str, MaskFact]) -> float:
+    """How low a mask makes what a softmax then makes 0 of, at least."""
+    least = math.inf
+    for node in graph.nodes:
+        if packet(node.op) in _SOFTMAX and (f := facts.get(node.outs[0].name)) is not None and f.live is None:
+            least = min(least, *(-facts[v.name].dead.item() for v in node.ins if v.name in facts))
+    return least
 
 
 class MaskFactPass:

@@ -14,6 +14,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, machine_text, toolchain, versions
 from hotfuse.cache.folder import Folder
 from hotfuse.compile import request_context
+from hotfuse.compile.request_context import RequestSettings
 from hotfuse.compile.workers.wire import Message
 from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
@@ -71,12 +72,15 @@ class Unkept(CannotLower):
     """A reason that holds for one request only."""
 
 
-def grouping(graph: str, sizes: Mapping[str, int], model: str, seen: str, make: Callable[[], Message]) -> Message:
+def grouping(
+    graph: str, sizes: Mapping[str, int], asked: RequestSettings, model: str, seen: str, make: Callable[[], Message]
+) -> Message:  # fmt: skip
     """How a graph is grouped, decided once for all processes, as long as the same performance model has a say in it and calls were
-    seen to bring the same.
+    seen to bring the same. `asked` is what groups depend on of what a request asks: a plan that changes kernels of single groups
+    is grouped as the one that serves, or a look that came out otherwise would leave nothing of these groups.
     """
     folder = request_context.folder()
-    basis = {**versions(), **target(), "options": repr(request_context.asked()), "model": model,
+    basis = {**versions(), **target(), "options": repr(asked), "model": model,
              "sizes": repr(sorted(sizes.items())), **({"seen": digest(seen)} if seen else {})}
     return answered(folder, Address("grouping", digest(graph), basis), make, WAIT_S)[0]
 

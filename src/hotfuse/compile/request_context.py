@@ -10,7 +10,7 @@ place ::= {"profiles": a path or URL, "record": whether what is measured may be 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, fields, replace
@@ -66,7 +66,8 @@ class RequestSettings:
     strategies: tuple[str, ...] = ()
     """Candidates that are to be tried alone, by name; none of them where that is everything."""
     focus: str = ""
-    """The groups that those are about, between commas; "*" for all of them."""
+    """The groups that those are about, between commas: by what they compute (`text_id`), or by a value that their products multiply
+    (`value_id`), which names them however a graph is grouped; "*" for all of them."""
 
     @property
     def lean(self) -> bool:
@@ -165,7 +166,18 @@ def text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def wanted(text: str) -> tuple[str, ...]:
-    """What the request in hand wants tried for one group in particular, by name."""
+def value_id(name: str) -> str:
+    """A name for the groups whose products multiply a value of the graph."""
+    return f"%{name}"
+
+
+def value_of(ident: str) -> str:
+    """The inverse."""
+    return ident.removeprefix("%")
+
+
+def wanted(text: str, values: Iterable[str] = ()) -> tuple[str, ...]:
+    """What the request in hand wants tried for one group in particular, by name; `values`: what its products multiply."""
     own = _asked.get()
-    return own.strategies if text_id(text) in own.focus.split(",") or own.focus == EVERY else ()
+    names = {text_id(text), *map(value_id, values)}
+    return own.strategies if own.focus == EVERY or not names.isdisjoint(own.focus.split(",")) else ()

@@ -7,7 +7,7 @@ vain makes the next wait twice as long.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hotfuse.lower.run.kernel_state import NEVER, KernelState
 
@@ -19,10 +19,13 @@ MOST_PATIENCE = 10
 class Sides:
     """The states of one plan: what their products did, and when to stop looking and to begin again."""
 
-    def __init__(self, states: Sequence[KernelState]) -> None:
+    def __init__(self, states: Sequence[KernelState], products: Mapping[int, int] | None = None) -> None:
         self.states = tuple(states)
+        self.products = products or {}
+        """By the address of a state, how many products of the plan have its kernel; one where that is not known."""
         self._lock = threading.Lock()
         self._from: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, tuple[int, int]] = {}
         self._patience = 0
         self._asked = 0
         self.begin()
@@ -31,6 +34,7 @@ class Sides:
         """Count from now on: calls that proved and raced a plan are none of its traffic."""
         with self._lock:
             self._from = {d.address: (d.skipped, d.dense) for d in self.states}
+            self._begun = dict(self._from)
 
     def one_sided(self) -> int:
         """Switch off states whose products found nothing to leave out in many calls; how many these are."""
@@ -68,6 +72,18 @@ class Sides:
                 self._from[d.address] = (d.skipped, d.dense)
             self._asked = 0
             return len(off)
+
+    def of_calls(self) -> tuple[int, int]:
+        """In how many calls zeros were left out, and in how many not, since the plan began to serve. Products decide by themselves,
+        so it is the part of them that did; calls are those of the kernel that has most, and not those that nothing looked in.
+        """
+        skipped, dense, calls = 0, 0, 0.0
+        for d in self.states:
+            some, all_ = (now - begun for now, begun in zip((d.skipped, d.dense), self._begun[d.address], strict=True))
+            skipped, dense = skipped + some, dense + all_
+            calls = max(calls, (some + all_) / self.products.get(d.address, 1))
+        held = round(calls * skipped / max(1, skipped + dense))
+        return held, round(calls) - held
 
     def counts(self) -> dict[str, int]:
         """How often which side ran, for `stats()` and `explain()`."""

@@ -11,7 +11,8 @@ these do not matter.
 
 In the packed graph the batch is one long sequence: ops keep their axes, the axis of sequences is 1 and that of rows is T, a number
 that only the call tells. Which rows live comes in with the call (`PackedInput`), so one graph serves every mask with at least
-one live row in each sequence. Equal in real arithmetic as long as what dead rows hold is finite: then they count nothing.
+one live row in each sequence. Equal in real arithmetic as long as what dead rows hold is finite, and no larger than what a mask
+of finite numbers hides: then they count nothing.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class Packing:
     """Outputs that are 0 at dead rows, whatever the graph makes of them, and where rows lie in them."""
     indices: tuple[tuple[str, int], ...]
     """Inputs that are looked up in tables of so many rows: dead rows are not, and what is no index has to be said all the same."""
+    lowers: float
+    """How much lower masks make the scores of what they hide, at least: -10,000 hides no key whose score is that much higher."""
 
 
 def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, ignore_outputs: bool = False) -> Packing:
@@ -178,7 +181,7 @@ class _PackedWriter(RowsWriter):
         ignored = ((i, d.outputs[v.name]) for i, v in enumerate(self.graph.outputs) if isinstance(v, Value) and v.name in d.outputs)
         return Packing(
             self.mask, graph, order, d.products, d.first, d.last, d.counted,
-            None if d.told is None else made_of_inputs(self.graph, d.told), d.front, tuple(ignored), tuple(self.indices),
+            None if d.told is None else made_of_inputs(self.graph, d.told), d.front, tuple(ignored), tuple(self.indices), d.lowers,
         )
 
     # Parts

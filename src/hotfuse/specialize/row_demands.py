@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from hotfuse.analysis.attention import FUSED, HIDES, written
-from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, OrderedFact, RowPlaces
+from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, OrderedFact, RowPlaces, lowered_for_softmax
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, quotient, shape_of, whole
+from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value, makers, output_values
@@ -61,6 +62,8 @@ class MaskedAttention:
     """Whether a query that sees no key gives NaN."""
     bias: Value | None = None
     """What is added to scores besides, alike for all sequences: [1, heads or 1, rows, rows]."""
+    lowers: float = -LOWEST
+    """How much lower scores of hidden keys are than those of others, at least, if scores without the mask are alike."""
     heads: Dim | None = None
     """How many heads share an axis with the sequences: operands are [sequences * heads, rows, element]. None: they have one."""
 
@@ -120,6 +123,8 @@ class RowDemands:
         self.first = self.last = self.counted = False
         self.told: Value | None = None
         """The place of each sequence's row that is read, where inputs tell it; that row has to live."""
+        self.lowers = lowered_for_softmax(graph, facts)
+        """How much lower masks make scores of what they hide, at least."""
         self._told = told_rows(graph)
         self.front = front
         """Whether facts are for live rows that lie in front of all others."""
@@ -280,8 +285,8 @@ class RowDemands:
             if causal is not None:
                 heads = quotient(shape_of(w.v)[0], self.mask.sequences) if len(shape_of(w.q)) == 3 else None
                 found[w.nodes[-1]] = MaskedAttention(
-                    w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], causal=causal, empty_is_nan=w.empty_is_nan,
-                    heads=heads,
+                    w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], causal=causal, heads=heads,
+                    empty_is_nan=w.empty_is_nan and self._blinds(w.mask, w.fill), lowers=self._lowers(w.mask, w.fill),
                 )
         return found
 
@@ -298,7 +303,8 @@ class RowDemands:
         if causal is None:
             bias = self._biased(mask, q, v)
             return None if bias is None else MaskedAttention(q, k, v, turned=False, scale=factor, absorbed=(), bias=bias)
-        return MaskedAttention(q, k, v, turned=False, scale=factor, absorbed=(), causal=causal)
+        lowers = self._lowers(mask, -math.inf)
+        return MaskedAttention(q, k, v, turned=False, scale=factor, absorbed=(), causal=causal, lowers=lowers)
 
     def _hides(self, mask: Value | None, *, inverted: bool, q: Value, v: Value) -> bool | None:
         """Whether a mask hides keys ahead of a query besides dead ones; None where it does not hide these, or others too."""
@@ -316,6 +322,28 @@ class RowDemands:
         if order.axes != (2, 3) or shape_of(q)[2] != self.mask.rows:
             return None
         return True if _hidden((order.seen.dead, order.ahead.dead, order.ahead.live), order.seen.live, inverted=inverted) else None
+
+    def _lowers(self, mask: Value | None, fill: float) -> float:
+        """How much lower scores of keys are that a mask hides; `fill`: what they are where it is of bools."""
+        hidden, live = self._adds(mask, fill)
+        return min(live - x for x in hidden)
+
+    def _blinds(self, mask: Value | None, fill: float) -> bool:
+        """Whether a dead query before the first live row sees nothing. Where numbers are finite, it sees all of some keys alike."""
+        return all(x == -math.inf for x in self._adds(mask, fill)[0][:2])
+
+    def _adds(self, mask: Value | None, fill: float) -> tuple[tuple[float, ...], float]:
+        """What a mask that hides keys adds to scores: those of dead keys, of those ahead of a query, of both; and of others."""
+        fact, order = (None, None) if mask is None else (self.facts.get(mask.name), self.ordered.get(mask.name))
+        if fact is not None and fact.live is not None:
+            hidden, shown = (fact.dead,), fact.live
+        elif order is not None and order.seen.live is not None and order.ahead.live is not None:
+            hidden, shown = (order.seen.dead, order.ahead.live, order.ahead.dead), order.seen.live
+        else:
+            raise InternalError("a mask that hides keys has numbers", because="no fact tells them")
+        if isinstance(live := shown.item(), bool):
+            return (fill,) * len(hidden), 0.0
+        return tuple(x.item() for x in hidden), live
 
     def _hides_by_heads(self, mask: Value, *, inverted: bool, v: Value) -> bool:
         """The same where sequences and heads share an axis, as in torch's own layers; on CPUs."""
@@ -400,6 +428,7 @@ class RowDemands:
             return None
         self._want(how.k, how.keys)
         self._want(how.v, how.queries)
+        self.lowers = min(self.lowers, how.lowers)
         return mode
 
     def _may_ask(self, how: MaskedAttention) -> bool:

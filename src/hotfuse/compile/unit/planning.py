@@ -8,11 +8,12 @@ library runs a group is left to the trial, which measures it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective
 from hotfuse.compile.learn.learned import foresight, trust
-from hotfuse.compile.request_context import strategies
+from hotfuse.compile.request_context import RequestSettings, asked, strategies
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion import explain
 from hotfuse.fusion.dense_images import dense_images
@@ -37,6 +38,13 @@ class Gate:
     rooflines: Predictor
     contest: Contest
     layouts: Contest | None = None
+
+
+def asked_of_groups() -> RequestSettings:
+    """What groups depend on of what the request in hand asks: other strategies, and single groups, are about kernels."""
+    own = asked()
+    kept = tuple(s for s in own.strategies if s in KINDS or s == CandidateKind.LAYOUT)
+    return replace(own, strategies=kept, focus="")
 
 
 MOST_LINES = 24

@@ -51,10 +51,10 @@ from hotfuse.compile.unit.kernel_cache import (
 )
 from hotfuse.compile.unit.kernel_text import to_json
 from hotfuse.compile.unit.measuring_gate import UnitContests
-from hotfuse.compile.unit.planning import Gate
+from hotfuse.compile.unit.planning import Gate, asked_of_groups
 from hotfuse.compile.variants import precision_variants, trial
 from hotfuse.compile.variants.served_threads import apart, as_served
-from hotfuse.compile.variants.skipping import Skipping
+from hotfuse.compile.variants.skipping import Skipping, multiplied
 from hotfuse.compile.variants.skips import SKIP, SPARSE, Skips
 from hotfuse.compile.variants.variant_search import BUDGET_S, VariantDecision, VariantSearch
 from hotfuse.compile.workers.wire import Message
@@ -98,7 +98,8 @@ def _plan(text: str, sizes: Mapping[str, int], seen: TrafficSeen) -> tuple[PlanA
         return message(PlanAnswer(tuple(bodies), kernel_cache().peaks, {}))
 
     ahead = foresight()
-    answer = grouping(text, sizes, "" if ahead is None else str(ahead.predictor.model.version), seen.address(), make)
+    model = "" if ahead is None else str(ahead.predictor.model.version)
+    answer = grouping(text, sizes, asked_of_groups(), model, seen.address(), make)
     return replace(kept_body(answer, PlanAnswer, "a kept grouping"), history=strategy_history.states()), []
 
 
@@ -270,7 +271,7 @@ class _Unit:
     def answer(self) -> UnitAnswered:
         graph, nodes = self.uses[0]
         piece = piece_of(graph, nodes, self.sizes)
-        if Strategy.LIBRARY.value in wanted(piece.text):
+        if Strategy.LIBRARY.value in self._wanted(piece):
             return UnitRefused(f"{piece.ops} stays with the library: that is what is to be tried"), []
         # A recurrent layer has beside its centre only what prepares it, which is nothing to compile alone.
         several = len(nodes) > 1 and self.kind != GroupKind.RECURRENT and self.may_split
@@ -290,7 +291,7 @@ class _Unit:
         """A kernel that won its trial, made now or by an earlier process; raises a HotfuseError where there is none."""
         core = kernel_cache().core
         around = (sorted((n, str(d)) for n, d in piece.meaning.items()), [str(g) for g in self.uses[0][0].guards])
-        options = (core.precision, core.lean, self.variants, wanted(piece.text), backend_name())
+        options = (core.precision, core.lean, self.variants, self._wanted(piece), backend_name())
         basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
         found = verdict("unit", f"{piece.text}\n{around}", basis, lambda: message(*self._made(piece)))
         answer = kept_body(found, UnitKernel, "a kept unit")
@@ -298,16 +299,21 @@ class _Unit:
             self._beaten(answer.kernel.kernel_us)
         return replace(answer, keys=tuple(self._keys())), found[1]
 
+    def _wanted(self, piece: NormalGroup) -> tuple[str, ...]:
+        """What is to be tried for this unit, which may be named by the values that products of one of its uses multiply."""
+        return wanted(piece.text, {name for graph, nodes in self.uses for name in multiplied(graph, nodes)})
+
     def _beaten(self, us: float) -> None:
         if self.beat is not None and us >= self.beat:
             raise Unkept(f"one kernel takes {us:.1f} us where two take {self.beat:.1f}")
 
     def _made(self, piece: NormalGroup) -> tuple[UnitKernel, list[bytes]]:
         made = kernel_cache().kernel(piece)
-        if Strategy.THREADS.value in wanted(piece.text):
+        wanted = self._wanted(piece)
+        if Strategy.THREADS.value in wanted:
             made = _on_one_thread(made)
         skips, said = None, list[str]()
-        if what := next((w for w in (SKIP, SPARSE) if w in wanted(piece.text)), ""):
+        if what := next((w for w in (SKIP, SPARSE) if w in wanted), ""):
             made, skips, said = self._skipping(piece, made, what)
         saved = 0.0 if skips is None else skips.saved_us  # made-up data have no zeros, and the calls it is for have some
         outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes, saved, self.threads)

@@ -9,7 +9,7 @@ does. Measured times of both sides at a few shares replace it; what predictions 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,12 +50,22 @@ Measured = Callable[[int], tuple[float, float]]
 shifts = Shifts()
 
 
+_OPERAND = {"aten.linear": "input", "aten.addmm": "mat1"}
+
+
 def left(graph: Graph) -> Value:
     """The activation that a group's products share; raises CannotLower where there is none."""
     for node in graph.nodes:
         if is_contraction(node):
-            return tensor(node, {"aten.linear": "input", "aten.addmm": "mat1"}.get(packet(node.op), "self"))
+            return tensor(node, _OPERAND.get(packet(node.op), "self"))
     raise CannotLower("there is no product in the group")
+
+
+def multiplied(graph: Graph, nodes: Sequence[int]) -> Iterator[str]:
+    """What the products among some nodes multiply weights by."""
+    for node in (graph.nodes[i] for i in nodes):
+        if is_contraction(node):
+            yield tensor(node, _OPERAND.get(packet(node.op), "self")).name
 
 
 def expected(

@@ -32,8 +32,8 @@ def bets_of(entry: Entry, hits: Sequence[tuple[Route, int]] = ()) -> list[dict[s
     for layer in entry.layers:
         counts = [count() for p in plans for key, count in p.bets if key == layer.key]
         if layer.key.row == ZERO_ROWS:
-            sides = [p.sides.counts() for p in plans if p.sides is not None]
-            counts = [BetCount(c["calls_skipping_rows"], c["calls_with_all_rows"]) for c in sides]
+            told = layer.values
+            counts = [BetCount(*p.sides.of_calls(), values=told) for p in plans if p.sides is not None]
         held, missed = sum(c.held for c in counts), sum(c.missed for c in counts)
         won = next((entry.won[k] for k in layer.keys if k in entry.won), None)
         known = [c.saved_s for c in counts if c.saved_s is not None]

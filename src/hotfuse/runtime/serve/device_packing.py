@@ -44,7 +44,7 @@ REMEMBERED = 64
 """Packed calls whose capacities the next one is expected to stay within."""
 REST_AFTER_WRONG = 64
 """Calls after a wrong guess that are asked first; doubled with each, since a guess that is wrong costs as much as a call."""
-_FACTS = (Padded.EMPTY, Padded.NUMBERS, Padded.POSITION, Padded.INDEX, Padded.NOT_FINITE, Padded.NOT_IN_FRONT)
+_FACTS = (Padded.EMPTY, Padded.NUMBERS, Padded.POSITION, Padded.INDEX, Padded.LARGE, Padded.NOT_IN_FRONT)
 """What is asked besides the number of live rows, in this order; 0 where all is well."""
 
 
@@ -88,8 +88,8 @@ class DevicePacker:
         for i, most in self.packer.indices:
             outside = outside + ((inputs[i] < 0) | (inputs[i] >= most)).sum()
         odd = none
-        for i in self.packer.floats:
-            odd = odd + (~torch.isfinite(inputs[i].detach())).sum()
+        for i, most in self.packer.floats:
+            odd = odd + (~(inputs[i].detach().abs() <= most)).sum()
         gaps = (live[:, 1:] > live[:, :-1]).sum() if packing.front else none
         return (torch.stack([live.sum(), (each == 0).sum(), numbers, places, outside, odd, gaps]),)
 

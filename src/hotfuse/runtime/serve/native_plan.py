@@ -86,8 +86,9 @@ def assembled(
     runs = (*shared.runs, *shared.spare)
     memory = PlanMemory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
 
-    states = tuple(shared.constants.states.values())
-    sides = Sides(states) if states else None
+    states = shared.constants.states
+    products = {states[k.address].address: len(shared.uses.get(i, ())) for i, k in enumerate(loaded) if k.address in states}
+    sides = Sides(tuple(states.values()), products) if states else None
 
     def counters() -> dict[str, int]:
         return {

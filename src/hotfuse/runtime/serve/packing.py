@@ -34,7 +34,7 @@ class Padded(StrEnum):
     NUMBERS = "the mask holds other numbers"
     POSITION = "a row that is read by its place is dead"
     NOT_IN_FRONT = "padding does not lie behind all sequences"
-    NOT_FINITE = "an input is not finite, which dead rows would spread"
+    LARGE = "an input is not finite, or so large that the mask may not hide it"
     INDEX = "an index lies outside its table"
     RECORDED = "the caller records a CUDA graph, so nothing can be asked of the mask"
 
@@ -61,8 +61,8 @@ class MaskPacker:
     packing: Packing
     mask: int
     """Which input it is; -1 where the call's inputs do not have it, and `maker` makes it."""
-    floats: tuple[int, ...]
-    """Inputs that have to be finite."""
+    floats: tuple[tuple[int, float], ...]
+    """Inputs of real numbers, and how large these may be."""
     indices: tuple[tuple[int, int], ...]
     """Inputs that have to be below a number, and not negative."""
     axes: tuple[int, ...] = (0, 1)
@@ -165,14 +165,21 @@ class MaskPacker:
         for i, most in self.indices:
             if inputs[i].numel() and not 0 <= int(inputs[i].min()) <= int(inputs[i].max()) < most:
                 return Padded.INDEX
-        for i in self.floats:
-            if not bool(torch.isfinite(inputs[i].detach().sum(dtype=torch.float32))):
-                return Padded.NOT_FINITE
+        if any(not magnitude(inputs[i]) <= most for i, most in self.floats):
+            return Padded.LARGE
         made = _made(self.packing.inputs, live, each, place)
         if self.maker is not None:
             return given, *made
         return made if given.device.type == "cpu" else tuple(t.to(given.device) for t in made)
 
+
+
+def magnitude(t: torch.Tensor) -> float:
+    """The largest magnitude of a tensor's numbers; NaN where one is NaN."""
+    if not t.numel():
+        return 0.0
+    low, high = torch.aminmax(t.detach())
+    return max(-low.item(), high.item())
 
 
 def _on_host(mask: torch.Tensor) -> Array:

@@ -6,6 +6,7 @@ its ends are measured against the plan there is, and where the line meets it is 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.analysis.attention import attends
+from hotfuse.analysis.attention import HIDES, attends
 from hotfuse.analysis.mask_facts import MaskInput, mask_axes
 from hotfuse.backends.library import meaning
 from hotfuse.backends.protocol import Run
@@ -26,7 +27,7 @@ from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.table import packet
 from hotfuse.runtime.plan import BetCount, Plan
-from hotfuse.runtime.serve.packing import MOSTLY_LIVE, Maker, MaskPacker, PackedRun, Padded
+from hotfuse.runtime.serve.packing import MOSTLY_LIVE, Maker, MaskPacker, PackedRun, Padded, magnitude
 from hotfuse.runtime.tierup.device_padding import device_packed_plan
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.runtime.tierup.packing_share import break_even_share
@@ -47,6 +48,11 @@ MEASURE_S = 1.0
 LIBRARY_LIVE = 0.75
 """The share of live rows up to which library kernels run packed. Nothing is measured for it: such a plan serves until generated
 kernels are there, each run beside calls holds those up, and what it saves of rows is more than gathering them takes."""
+ROOM = 4.0
+"""How many times as large as it is as a rule an input may be where masks lower scores by 10,000. Scores grow like its square as
+long as nothing is normalized, and are some hundreds as a rule; so masks that lower them further leave more room."""
+LARGEST = 1e12
+"""Numbers that are larger may have squares that no float holds: dead rows would then spread NaN."""
 SLOW_S = 0.1
 """A first run that takes so long counts like others: what warming up adds does not show in it."""
 _MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.F32})
@@ -117,7 +123,7 @@ def padded_traffic(
     able = [c for c in calls if not isinstance(packer(c), Padded)]
     if not able:
         raise NotPadded(f"no kept call can be packed: {packer(calls[0])}")
-    packer = _with_another(packer, weights, able)
+    packer = _limited(_with_another(packer, weights, able), able)
     shares = [packer.share(c) for c in calls]
     mean = statistics.fmean(shares)
     ordered = [calls[c] for c in sorted(range(len(calls)), key=lambda c: abs(shares[c] - mean))]
@@ -164,6 +170,14 @@ def _with_another(packer: MaskPacker, weights: Mapping[str, torch.Tensor], calls
     return packer if all(isinstance(both(c), Padded) for c in calls) else both
 
 
+def _limited(packer: MaskPacker, calls: Sequence[Call]) -> MaskPacker:
+    """With how large an input's numbers may be for masks to hide them: calls tell what they are like as a rule."""
+    lowers = min(packer.packing.lowers, packer.then.packing.lowers if packer.then is not None else math.inf)
+    room = ROOM * math.sqrt(max(1.0, lowers / HIDES))
+    floats = ((i, max(1.0, statistics.median(magnitude(c[i]) for c in calls))) for i, _ in packer.floats)
+    return replace(packer, floats=tuple((i, min(LARGEST, room * usual)) for i, usual in floats))
+
+
 def _masks(
     graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call]
 ) -> Iterator[tuple[Graph, MaskInput, DerivedMask | None]]:
@@ -185,7 +199,7 @@ def _packer(
     graph: Graph, given: Graph, packing: Packing, derived: DerivedMask | None, weights: Mapping[str, torch.Tensor]
 ) -> MaskPacker:
     names = [x.name for x in graph.inputs]
-    floats = tuple(k for k, x in enumerate(graph.inputs) if x.name != packing.mask.name and _is_float(x))
+    floats = tuple((k, LARGEST) for k, x in enumerate(graph.inputs) if x.name != packing.mask.name and _is_float(x))
     indices = tuple((names.index(n), size) for n, size in packing.indices)
     axes = mask_axes(next(v for v in given.inputs if v.name == packing.mask.name))
     maker = None if derived is None else _maker(derived.made, names, weights)

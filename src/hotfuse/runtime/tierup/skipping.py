@@ -12,13 +12,10 @@ from dataclasses import replace
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.compile.request_context import EVERY, text_id
+from hotfuse.compile.request_context import EVERY, value_id
 from hotfuse.compile.variants.skips import SKIP, SPARSE
 from hotfuse.ir.graph import Graph, Node, Value
-from hotfuse.ir.normal import normalized
-from hotfuse.ir.text import show
 from hotfuse.ir.types import DType, TensorType
-from hotfuse.lower.common.own_sizes import with_own_sizes
 from hotfuse.lower.run.kernel_state import ROWS_TOGETHER
 from hotfuse.ops.contract import is_contraction
 from hotfuse.ops.schema import argument
@@ -46,7 +43,7 @@ class ZeroRowProducts:
     """Products whose left operand has zeros that can be left out."""
 
     focus: tuple[str, ...]
-    """Their groups, as workers call them."""
+    """The values, as workers call what their products are known by."""
     share: float
     """Mean part of their rows that is zero, in the calls that were kept."""
     what: str
@@ -61,12 +58,12 @@ def products(
     """What of a plan is worth a side that leaves rows out, or why nothing is."""
     weights = {**plan.weights, **weights}  # what was folded for it has weights of its own
     asked: list[tuple[str, Value]] = []
+    refused = _not_finite(plan, weights)
     for a in plan.artifacts:
         node = next((n for n in a.graph.nodes if is_contraction(n)), None) if a.backend == "llvm" else None
         x = _left(a.graph, node, weights) if node is not None else None
-        if x is not None:
-            own, _ = with_own_sizes(a.graph)
-            asked.append((text_id(show(normalized(own))), x))
+        if x is not None and x.name not in refused:
+            asked.append((value_id(x.name), x))
     if plan.layers:  # its kernels are behind guards, under names of their own: any of them may be meant
         found = [_left(plan.graph, n, weights) for n in plan.graph.nodes if is_contraction(n)]
         asked = [(EVERY, x) for x in found if x is not None] if all_finite(weights) else []
@@ -101,6 +98,20 @@ def _found(
     far = [abs(sum(s[n] for n in names) / len(names) - total) for s in shares]
     order = sorted(range(len(calls)), key=far.__getitem__)
     return ZeroRowProducts(tuple(dict.fromkeys(f for f, _ in hit)), total, what, tuple(calls[i] for i in order))
+
+
+def _not_finite(plan: Plan, weights: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """What is multiplied by anything but finite constants somewhere: whatever groups there will be, its products may be in one."""
+    graphs, found = [*(a.graph for a in plan.artifacts), plan.graph], set[str]()
+    for graph in graphs:  # those of branches are found on the way
+        graphs += [g for n in graph.nodes for g in n.graphs]
+        if graph is plan.graph:
+            continue
+        for n in filter(is_contraction, graph.nodes):
+            x = argument(n, _LEFT.get(packet(n.op), ("self", "other"))[0])
+            if isinstance(x, Value) and _left(graph, n, weights) is None:
+                found.add(x.name)
+    return frozenset(found)
 
 
 def _left(graph: Graph, node: Node, weights: Mapping[str, torch.Tensor]) -> Value | None:

@@ -82,7 +82,7 @@ class PlanComposer:
 
     def skipping(self, focus: str, what: str) -> PlanComposer:
         """With kernels that leave zeros out."""
-        seen = self.demand.seen if focus == EVERY else as_planned(self.entry)  # else it names groups of the plan that serves
+        seen = self.demand.seen if focus == EVERY else as_planned(self.entry)  # its products were looked at in the plan that serves
         return replace(self, demand=replace(self.demand, strategies=(what,), focus=focus, seen=seen))
 
 

@@ -100,6 +100,11 @@ class Layer(ABC):
         """A plan of the graph with this layer around `inner`; the inner ones alone where the graph has nothing for this one."""
 
     @property
+    def values(self) -> tuple[str, ...]:
+        """The graph's values that it is about, where what its plans count does not name them."""
+        return ()
+
+    @property
     def on_library(self) -> bool:
         """Whether it serves on library kernels, because generated ones are not there."""
         return False
@@ -124,7 +129,8 @@ def composed(
     """A plan of tier 2 that is one partition around plans of pieces: what these hold and count is its own."""
     part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]) if graph.nodes else "cpu")
     inside = list(dict.fromkeys(pieces))
-    states = [d for p in inside if p.sides is not None for d in p.sides.states]
+    sides = [p.sides for p in inside if p.sides is not None]
+    states = {d.address: d for s in sides for d in s.states}
 
     def counted() -> dict[str, int]:
         found = Counter[str]()
@@ -145,7 +151,7 @@ def composed(
         Partitioning(graph, (part,)), (Artifact(graph, run, kind, about),), run, 2, said, memory=memory,
         runs=tuple(r for p in inside for r in p.runs), counters=counted, begin=begun, bet=bet,
         bets=(*((counts,) if counts is not None else ()), *(b for p in inside for b in p.bets)),
-        sides=Sides(list({d.address: d for d in states}.values())) if states else None,
+        sides=Sides(list(states.values()), {k: n for s in sides for k, n in s.products.items()}) if states else None,
     )  # fmt: skip
 
 

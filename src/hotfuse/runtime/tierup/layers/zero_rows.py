@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.compile.request_context import EVERY
+from hotfuse.compile.request_context import EVERY, value_of
 from hotfuse.compile.variants.skips import SKIP
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import Plan
@@ -19,7 +19,7 @@ class ZeroRowsLayer(Layer):
     """Products with a side that leaves zeros out."""
 
     focus: tuple[str, ...]
-    """Their groups in the entry's own graph, as workers call them."""
+    """They, in the entry's own graph, as workers call them."""
     what: str = SKIP
     """Which zeros: rows of them, or some within rows."""
 
@@ -27,6 +27,11 @@ class ZeroRowsLayer(Layer):
     def key(self) -> AttemptKey:
         """There is one of it."""
         return AttemptKey(ZERO_ROWS)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """What those products multiply; nothing where any of them may be meant."""
+        return tuple(value_of(f) for f in self.focus if f != EVERY)
 
     def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
         """The products that were seen; in pieces and for sizes any of them, since groups have other names there."""
