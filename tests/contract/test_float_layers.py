@@ -329,6 +329,36 @@ def test_memory_of_a_call_is_held_while_native_code_is_in_it(native: FloatLayers
     assert alive == [True] * 5
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_memory_of_results_has_the_layers_type_not_the_process(native: FloatLayers, dtype: torch.dtype) -> None:
+    """Code writes 4 bytes for each number: of torch's default type it would be other numbers, or memory of somebody else."""
+    x, image, hidden = torch.randn(5, 2, 4), torch.randn(1, 3, 6, 6), 9
+    w, r = torch.randn(1, 4 * hidden, 4), torch.randn(1, 4 * hidden, hidden)
+    bytes_ = [torch.randint(-128, 128, (4 * hidden, n), dtype=torch.int8) for n in (4, hidden)]
+    scale = torch.rand(4 * hidden) * 0.01
+    conv = FoldedConv(torch.randn(7, 3, 3, 3), None, Window((1, 1), (1, 1), (1, 1), 1), affine(), "relu", affine(), never)
+
+    def made() -> list[Tensor]:
+        quantized = [LstmWeights(lambda: bytes_[0], lambda: bytes_[1], scale, scale)]
+        run = window_product(conv, image, WindowPanels(conv).packed(native.target), native, never)
+        assert run is not None
+        return [
+            *NativeLstm(float_weights(w, r), None, (False,), never, 4, hidden)(x),
+            *NativeLstm(quantized, None, (True,), never, 4, hidden)(x),
+            *NativeGru(w[:, : 3 * hidden], r[:, : 3 * hidden], None, (False,), never, before_reset=False)(x), run(image),
+        ]  # fmt: skip
+
+    want = made()
+    torch.set_default_dtype(dtype)
+    try:
+        got = made()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.dtype is torch.float32
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_what_a_layer_is_not_made_for_goes_to_the_library(native: FloatLayers, monkeypatch: pytest.MonkeyPatch) -> None:
     w, r, told = torch.randn(1, 20, 4), torch.randn(1, 20, 5), object()
     layer = NativeLstm(float_weights(w, r), None, (False,), lambda *_: told, 4, 5)

@@ -53,7 +53,8 @@ class NativeProduct:
             inputs=self.inputs, columns=self.columns, padded=self.padded, weights=byte_products.packed(weight, host()),
             start=_filled(torch.zeros(0, dtype=torch.int32) if start is None else start.to(torch.int32), self.padded),
             sums=_filled(sums, self.padded), factor=_filled(factor.float().expand(self.columns), self.padded),
-            bias=_filled(torch.zeros(0) if bias is None else bias, self.padded), **{"floor": float("-inf"), **told},
+            bias=_filled(torch.zeros(0, dtype=torch.float32) if bias is None else bias, self.padded),
+            **{"floor": float("-inf"), **told},
         )  # fmt: skip
         self._in_place = told["source"] == UNSIGNED
         self.bytes = sum(t.nbytes for t in self.table.kept)
@@ -102,8 +103,8 @@ class NativeConv:
             start = start - rows.sum(1, dtype=torch.int32) * (x_zero + 128 * (source == SIGNED))
         self.table = LayerTable(
             inputs=self.inputs, columns=self.outputs, padded=self.padded, weights=lying, start=_filled(start, self.padded),
-            factor=_filled(factor.float().expand(self.outputs), self.padded), bias=torch.zeros(self.padded), source=source,
-            result=byte_products.AS_BYTES, floor=float("-inf"), x_zero=x_zero, y_zero=y_zero, low=low, high=high,
+            factor=_filled(factor.float().expand(self.outputs), self.padded), bias=torch.zeros(self.padded, dtype=torch.float32),
+            source=source, result=byte_products.AS_BYTES, floor=float("-inf"), x_zero=x_zero, y_zero=y_zero, low=low, high=high,
             channels=self.outputs if self.depthwise else channels, kernel_y=self.ky, kernel_x=self.kx,
             stride_y=window.stride[0], stride_x=window.stride[1], pad_y=window.pads[0], pad_x=window.pads[1],
             dilation_y=window.dilation[0], dilation_x=window.dilation[1],

@@ -24,7 +24,7 @@ def room(size: int) -> Tensor:
     kept = _scratch.kept
     if size <= len(kept):
         return kept
-    fresh = torch.empty(size, dtype=torch.uint8)
+    fresh = torch.empty(size, dtype=torch.uint8, device="cpu")
     if size <= KEPT_BYTES:
         _scratch.kept = fresh
     return fresh
