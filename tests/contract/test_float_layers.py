@@ -3,6 +3,7 @@ serve."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
@@ -329,8 +330,8 @@ def test_memory_of_a_call_is_held_while_native_code_is_in_it(native: FloatLayers
     assert alive == [True] * 5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_memory_of_results_has_the_layers_type_not_the_process(native: FloatLayers, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, "meta"])
+def test_memory_of_layers_is_not_of_torchs_default_type_or_device(native: FloatLayers, default: torch.dtype | str) -> None:
     """Code writes 4 bytes for each number: of torch's default type it would be other numbers, or memory of somebody else."""
     x, image, hidden = torch.randn(5, 2, 4), torch.randn(1, 3, 6, 6), 9
     w, r = torch.randn(1, 4 * hidden, 4), torch.randn(1, 4 * hidden, hidden)
@@ -349,11 +350,12 @@ def test_memory_of_results_has_the_layers_type_not_the_process(native: FloatLaye
         ]  # fmt: skip
 
     want = made()
-    torch.set_default_dtype(dtype)
-    try:
-        got = made()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with torch.device(default) if isinstance(default, str) else contextlib.nullcontext():
+        torch.set_default_dtype(torch.float32 if isinstance(default, str) else default)
+        try:
+            got = made()
+        finally:
+            torch.set_default_dtype(torch.float32)
     for mine, theirs in zip(got, want, strict=True):
         assert mine.dtype is torch.float32
         torch.testing.assert_close(mine, theirs)

@@ -126,7 +126,7 @@ def _layer(index: StepIndex, step: ProgramStep, of: tuple[int, int, int]) -> _Dy
     product = signed_product(weight.t(), at) or _float_product(weight.t(), at)
     if product is None:
         return None
-    steps, bias, relu = [step, cast, unit, scaled], torch.zeros(columns, dtype=torch.float32), False
+    steps, bias, relu = [step, cast, unit, scaled], factor.new_zeros(columns), False
     if (
         (then := _only_reader(index, scaled)) is not None
         and is_op(then, "Add")
@@ -203,7 +203,7 @@ def _layer_call(layer: _DynamicLayer) -> Callable[[Tensor, float, int], Tensor]:
     def call(q: Tensor, scale: float, zero: int) -> Tensor:
         total = product(q if q.dim() == 2 else q.reshape(-1, q.shape[-1]))
         if (native := passes(total.numel())) is None:
-            y = (total - zero * sums).float().mul_(torch.tensor(scale, dtype=torch.float32) * factor).add_(bias)
+            y = (total - zero * sums).float().mul_(torch.tensor(scale, dtype=torch.float32, device="cpu") * factor).add_(bias)
             return (y.relu_() if relu else y).view(*q.shape[:-1], columns)
         y = factor.new_empty((*q.shape[:-1], columns))
         native.to_floats(

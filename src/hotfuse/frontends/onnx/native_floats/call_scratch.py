@@ -13,7 +13,7 @@ KEPT_BYTES = 1 << 20
 
 class _Scratch(threading.local):
     def __init__(self) -> None:
-        self.kept = torch.empty(0, dtype=torch.uint8)
+        self.kept = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 _scratch = _Scratch()

@@ -72,7 +72,7 @@ class NativeLstm(NativeRecurrent):
         lane = panel_products.padded(hidden, target)
         made: list[Direction] = []
         for d, of in enumerate(self._weights):
-            in_bytes, ones = of.w_scale is not None, torch.ones(4 * hidden, dtype=torch.float32)
+            in_bytes, ones = of.w_scale is not None, torch.ones(4 * hidden, dtype=torch.float32, device="cpu")
             both = torch.zeros_like(ones) if self._bias is None else self._bias[d].view(2, 4 * hidden).sum(0)
             wide = [ones if s is None else s.float().expand(4 * hidden) for s in (of.w_scale, of.r_scale)]
             vectors = [gate_rows(v, ORDER, hidden, lane) for v in (*wide, both)]
