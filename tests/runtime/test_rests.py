@@ -259,10 +259,11 @@ def changing() -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[float]
     return scaled, change
 
 
-def test_numbers_of_structures_whose_code_was_thrown_away_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More structures than have code at a time take it from each other for ever, and each time it is made they have a new number."""
+def test_numbers_of_structures_whose_code_went_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More structures than have code at a time take it from each other, with a new number each time."""
     monkeypatch.setattr(engine, "MOST_NUMBERED", 40)
-    fast: Any = hotfuse.jit(lambda x, how: torch.relu(x) * len(how[0]), settings=Settings(capture="inline", tiers=0, max_captures=64))
+    settings = Settings(capture="inline", tiers=0, max_captures=64)
+    fast: Any = hotfuse.jit(lambda x, how: torch.relu(x) * len(how[0]), settings=settings)
     x = torch.randn(8, 8)
     for _ in range(4):
         for n in range(1, MOST_KNOWN + 4):
