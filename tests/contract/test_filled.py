@@ -172,3 +172,19 @@ def test_a_piece_of_another_type_is_read_as_it_was_rounded() -> None:
         return fits * (out[1].double() * 1e8 - x[1].double() / 3 * 1e8).float()
 
     check(fill, [torch.randn(4, 3)], None)
+
+
+def test_views_of_what_was_filled_lie_as_in_the_model() -> None:
+    """Put together at once, it is row by row whatever was filled."""
+
+    def fill(x: T) -> T:
+        out = torch.zeros(5, 2, 3).permute(1, 0, 2) + x[:, :1]
+        for t in range(5):
+            out = put(out, x[:, t] + 1, 1, t)
+        return out[..., 0]
+
+    given = [torch.randn(2, 5, 3)]
+    group = group_of(fill, given)
+    graph, _ = simplify_captured(group.graph)
+    (got,) = compile_tier0(graph, group.weights, Settings()).run(*given)
+    assert torch.equal(got, fill(*given)) and got.stride() == fill(*given).stride()

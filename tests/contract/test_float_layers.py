@@ -3,6 +3,7 @@ serve."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
@@ -327,6 +328,37 @@ def test_memory_of_a_call_is_held_while_native_code_is_in_it(native: FloatLayers
     run = window_product(conv, image, WindowPanels(conv).packed(native.target), watched, never)
     assert run is not None and run(image).shape == (1, 4, 1, 1)
     assert alive == [True] * 5
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, "meta"])
+def test_memory_of_layers_is_not_of_torchs_default_type_or_device(native: FloatLayers, default: torch.dtype | str) -> None:
+    """Code writes 4 bytes for each number: of torch's default type it would be other numbers, or memory of somebody else."""
+    x, image, hidden = torch.randn(5, 2, 4), torch.randn(1, 3, 6, 6), 9
+    w, r = torch.randn(1, 4 * hidden, 4), torch.randn(1, 4 * hidden, hidden)
+    bytes_ = [torch.randint(-128, 128, (4 * hidden, n), dtype=torch.int8) for n in (4, hidden)]
+    scale = torch.rand(4 * hidden) * 0.01
+    conv = FoldedConv(torch.randn(7, 3, 3, 3), None, Window((1, 1), (1, 1), (1, 1), 1), affine(), "relu", affine(), never)
+
+    def made() -> list[Tensor]:
+        quantized = [LstmWeights(lambda: bytes_[0], lambda: bytes_[1], scale, scale)]
+        run = window_product(conv, image, WindowPanels(conv).packed(native.target), native, never)
+        assert run is not None
+        return [
+            *NativeLstm(float_weights(w, r), None, (False,), never, 4, hidden)(x),
+            *NativeLstm(quantized, None, (True,), never, 4, hidden)(x),
+            *NativeGru(w[:, : 3 * hidden], r[:, : 3 * hidden], None, (False,), never, before_reset=False)(x), run(image),
+        ]  # fmt: skip
+
+    want = made()
+    with torch.device(default) if isinstance(default, str) else contextlib.nullcontext():
+        torch.set_default_dtype(torch.float32 if isinstance(default, str) else default)
+        try:
+            got = made()
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.dtype is torch.float32
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_what_a_layer_is_not_made_for_goes_to_the_library(native: FloatLayers, monkeypatch: pytest.MonkeyPatch) -> None:

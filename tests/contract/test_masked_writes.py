@@ -59,3 +59,19 @@ def test_other_writes_stay(write: Write) -> None:
     assert "aten.index_put" in [packet(n.op) for n in graph.nodes]
     (got,) = compile_tier0(graph, group.weights, Settings()).run(*given)
     torch.testing.assert_close(got, write(*given))
+
+
+def test_views_of_what_was_written_lie_as_in_the_model() -> None:
+    """A choice lies as its mask does: the caller of a model would see other strides."""
+
+    def turned(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        y = x.transpose(1, 2) * 2
+        y[m] = 0
+        return y[:, 0]
+
+    given = [torch.randn(2, 3, 4), torch.rand(2, 4, 3) < 0.5]
+    group = group_of(turned, given)
+    graph, _ = simplify_captured(group.graph)
+    (got,) = compile_tier0(graph, group.weights, Settings()).run(*given)
+    want = turned(*given)
+    assert torch.equal(got, want) and got.stride() == want.stride()

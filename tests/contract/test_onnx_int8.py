@@ -390,6 +390,26 @@ def test_a_scale_that_something_else_reads_stays() -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shared", [False, True])
+def test_layers_of_bytes_give_floats_whatever_the_process_has(shared: bool, dtype: torch.dtype) -> None:
+    """Passes write 4 bytes for each number; `shared` bytes have a pass of their own."""
+    proto = onnx.load_from_string(dynamic_layer(8, zero=None, each=False, bias=False, relu=True))
+    if shared:
+        proto.graph.node.append(helper.make_node("DequantizeLinear", ["q", "s", "z"], ["other"]))
+        proto.graph.output.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, None))
+    file = proto.SerializeToString()
+    x = torch.randn(700, 24)
+    want = OnnxModule(load(file), pack=False)(x)
+    torch.set_default_dtype(dtype)
+    try:
+        got = OnnxModule(load(file))(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
 def test_wrong_sizes_are_the_models_error() -> None:
     fast = OnnxModule(load(dynamic_layer(8, zero=None, each=False, bias=False, relu=False)))
     with pytest.raises(hotfuse.ModelError, match="MatMulInteger"):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -103,7 +104,8 @@ def test_what_no_race_sees_is_noticed_in_use(slow: bool, monkeypatch: pytest.Mon
         made_native(fast)
         model, x = fast._target, torch.randn(2, 4)
         (site,) = fast._engine.sites.values()
-        for i in range(40_000):
+        until = time.monotonic() + 90  # rounds are paid from the time of calls, and dear where others use the cores
+        for i in itertools.count():
             if slow and not site.resting:  # before the engine begins
                 begin = time.perf_counter()
                 while time.perf_counter() - begin < 3e-4:
@@ -111,7 +113,7 @@ def test_what_no_race_sees_is_noticed_in_use(slow: bool, monkeypatch: pytest.Mon
             y = fast(x)
             if i % 64 == 0:
                 torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-6)
-            if entry.own or (entry.whole is not None and entry.whole.ended):
+            if entry.own or (entry.whole is not None and entry.whole.ended) or time.monotonic() > until:
                 break
         assert entry.own == slow and entry.plan is entry.baseline
         drops = [d.to_dict() for d in fast._engine.log.decisions if "in whole calls" in str(d)]

@@ -18,7 +18,7 @@ import torch
 from hotfuse.analysis.shapes import holds
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import evaluate, symbols
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, sources
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, output_values, sources
 from hotfuse.ir.types import ScalarType, TensorType, Type, dims_of
 from hotfuse.ops.dense_order import layout_by
 from hotfuse.ops.table import is_random, resolve
@@ -66,6 +66,16 @@ def relaid(graph: Graph, changed: Collection[str], sizes: Mapping[str, int]) -> 
                 new[v.name] = outs[-1]
         nodes.append(replace(now, outs=tuple(outs)))
     return replace(graph, nodes=tuple(nodes), outputs=tuple(map_values(o, new) for o in graph.outputs))
+
+
+def lies_as_before(made: Graph, graph: Graph, written: Collection[str]) -> bool:
+    """Whether what is returned has the type that it had, and so have these values: views of them show the caller their strides."""
+
+    def types(of: Graph) -> list[Type]:
+        nodes = [v.type for n in of.nodes for v in n.outs if v.name in written]
+        return [*nodes, *(v.type for v in output_values(of))]
+
+    return types(made) == types(graph)
 
 
 def _stand_in(t: Type, sizes: Mapping[str, int]) -> Any:

@@ -53,7 +53,7 @@ def packed(weight: Tensor, target: CpuTarget) -> Tensor:
     outputs, inputs = weight.shape
     widths = panels(target)
     columns, depth = _up(outputs, widths[-1]), _up(inputs, 4)
-    whole = torch.zeros(columns, depth, dtype=torch.int8)
+    whole = torch.zeros(columns, depth, dtype=torch.int8, device="cpu")
     whole[:outputs, :inputs] = weight
     parts: list[Tensor] = []
     at = 0
@@ -78,7 +78,7 @@ class LayerTable:
 
     def __init__(self, **values: float | Tensor) -> None:
         self.kept = [v for v in values.values() if isinstance(v, Tensor)]
-        self.words = torch.zeros(len(FIELDS), dtype=torch.int64)
+        self.words = torch.zeros(len(FIELDS), dtype=torch.int64, device="cpu")
         floats = self.words.view(torch.float32)
         for name, value in values.items():
             at = FIELDS.index(name)

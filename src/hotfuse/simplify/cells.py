@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hotfuse.analysis.inferred_types import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import lies_as_before, possible_sizes, relaid
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, unused_name
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, unused_name
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.ops.schema import argument
@@ -39,8 +39,8 @@ def cells_as_products(graph: Graph) -> tuple[Graph, int]:
         made = verify(relaid(replace(graph, nodes=tuple(writer.nodes)), writer.new, sizes))
     except InternalError:  # operands whose sizes do not fit: torch has its own word for that
         return graph, 0
-    same = [v.type for v in output_values(made)] == [v.type for v in output_values(graph)]
-    return (made, count) if same else (graph, 0)
+    cells = {v.name for n in graph.nodes if packet(n.op) in _CELLS for v in n.outs}
+    return (made, count) if lies_as_before(made, graph, cells) else (graph, 0)
 
 
 class _CellWriter:

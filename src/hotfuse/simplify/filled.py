@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hotfuse.analysis.inferred_types import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import lies_as_before, possible_sizes, relaid
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
@@ -57,14 +57,13 @@ def filled_at_once(graph: Graph) -> tuple[Graph, int]:
         return graph, 0
     read = _PieceReader(graph)
     put = _PieceWriter(read.graph, read.new)
-    if not put.rows:
+    if not put.filled:
         return graph, 0
     try:
         made = verify(relaid(put.graph, put.new, sizes))
     except InternalError:  # a piece whose sizes do not fit: torch has its own word for that
         return graph, 0
-    same = [v.type for v in output_values(made)] == [v.type for v in output_values(graph)]
-    return (made, put.rows) if same else (graph, 0)
+    return (made, len(put.filled)) if lies_as_before(made, graph, put.filled) else (graph, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class _PieceWriter:
     """Rows of pieces along one dim as one node."""
 
     def __init__(self, graph: Graph, new: set[str]) -> None:
-        self.new, self.rows = set(new), 0
+        self.new, self.filled = set(new), set[str]()
         self._nodes = list[Node]()
         self._taken = {v.name for n in graph.nodes for v in n.outs} | {v.name for v in sources(graph)}
         read, outputs = readers(graph), {v.name for v in output_values(graph)}
@@ -180,7 +179,7 @@ class _PieceWriter:
             owner[scatter.part.start:scatter.part.stop] = [scatter] * (scatter.part.stop - scatter.part.start)
         cuts = [i for i in range(whole) if i == 0 or owner[i] is not owner[i - 1]]
         runs = [(owner[i], i, j) for i, j in zip(cuts, [*cuts[1:], whole], strict=True)]
-        self.rows += 1
+        self.filled.add(last.made.name)
         self.new.add(last.made.name)
         picked = [scatter.piece for scatter, _, _ in runs if scatter is not None and scatter.part.single]
         if len(picked) == len(runs):

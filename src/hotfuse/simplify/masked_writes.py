@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hotfuse.analysis.inferred_types import possible_sizes, relaid
+from hotfuse.analysis.inferred_types import lies_as_before, possible_sizes, relaid
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources, unused_name
+from hotfuse.ir.graph import Graph, Kind, Node, Value, sources, unused_name
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.ops.schema import argument
@@ -21,7 +21,7 @@ from hotfuse.ops.table import packet
 
 
 def masked_writes(graph: Graph) -> tuple[Graph, int]:
-    """The graph with such writes as choices, and how many; as it is where there is none, or an output would lie otherwise."""
+    """The graph with such writes as choices, and how many; as it is where there is none, or a value would lie otherwise."""
     found = {i: parts for i, node in enumerate(graph.nodes) if (parts := _parts(node)) is not None}
     if not found or any(n.kind is Kind.CONTROL for n in graph.nodes) or (sizes := possible_sizes(graph)) is None:
         return graph, 0
@@ -46,8 +46,8 @@ def masked_writes(graph: Graph) -> tuple[Graph, int]:
         made = verify(relaid(replace(graph, nodes=tuple(nodes)), new, sizes))
     except InternalError:  # a mask of other sizes than what it is for: torch has its own word for that
         return graph, 0
-    same = [v.type for v in output_values(made)] == [v.type for v in output_values(graph)]
-    return (made, len(found)) if same else (graph, 0)
+    written = {graph.nodes[i].outs[0].name for i in found}
+    return (made, len(found)) if lies_as_before(made, graph, written) else (graph, 0)
 
 
 def _parts(node: Node) -> tuple[Value, Value, Value] | None:

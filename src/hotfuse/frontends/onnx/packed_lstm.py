@@ -81,7 +81,7 @@ def _pack(w: Tensor, r: Tensor, given: Sequence[Tensor], hidden: int) -> PackedL
     with torch.no_grad():
         first, second = into(w.contiguous(), r.contiguous(), hidden, reverse=False, has_biases=bool(given), batch_first=False,
                              input_size=[1, 1, int(w.shape[1])])  # fmt: skip
-    b_in, b_hidden = given or (torch.zeros(4 * hidden), torch.zeros(4 * hidden))
+    b_in, b_hidden = given or (w.new_zeros(4 * hidden), w.new_zeros(4 * hidden))
     return PackedLstm((first, second), (b_in, b_hidden), hidden, bool(given))
 
 

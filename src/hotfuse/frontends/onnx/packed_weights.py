@@ -157,6 +157,7 @@ class KernelTrials:
                 self._not_before = begin + (1 + REST) * took
             if len(self._found) >= MAX_SHAPES:
                 self._found.clear()
+                self._alike.clear()
             self._found[layer, threads] = best
             if alike is not None:
                 self._alike.setdefault((alike, threads), []).append(best)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from hotfuse.native.byte_products import panels
@@ -34,9 +33,9 @@ def in_panels(weight: Tensor, target: CpuTarget) -> Tensor:
     columns, widths = padded(outputs, target), panels(target)
     whole = weight
     if columns != outputs:
-        whole = torch.zeros(columns, inputs, dtype=weight.dtype)
+        whole = weight.new_zeros(columns, inputs)
         whole[:outputs] = weight
-    made, at = torch.empty(columns * inputs, dtype=weight.dtype), 0
+    made, at = weight.new_empty(columns * inputs), 0
     while at < columns:
         width = next(w for w in widths if w <= columns - at)
         made[at * inputs : (at + width) * inputs].view(inputs, width).copy_(whole[at : at + width].t())

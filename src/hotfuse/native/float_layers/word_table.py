@@ -18,7 +18,7 @@ class WordTable:
     def __init__(self, fields: Sequence[str], **values: int | Tensor) -> None:
         assert set(fields) == set(values)
         self.kept = [v for v in values.values() if isinstance(v, Tensor)]
-        self.words = zeros(len(fields), dtype=int64)
+        self.words = zeros(len(fields), dtype=int64, device="cpu")
         for at, name in enumerate(fields):
             value = values[name]
             self.words[at] = value.data_ptr() if isinstance(value, Tensor) else int(value)

@@ -79,9 +79,9 @@ class OwnKind:
             if self.trial is None
             else {"us_before": round(self.trial.old_us, 1), "us_after": round(self.trial.new_us, 1)}
         )
-        state = self.audit.state() if self.audit is not None else None
+        audited = self.audit.state() if self.audit is not None else None
         return {"call": self.text, "state": state, "because": self.refused, "calls": self.calls, "race": took,
-                "audit": None if state is None else state.to_dict()}  # fmt: skip
+                "audit": None if audited is None else audited.to_dict()}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -171,7 +171,7 @@ def _old_trees(x: Tensor, attrs: dict[str, Any], kind: str, n: int) -> tuple[_Tr
     w = weights.float() if weights is not None else torch.tensor(attrs[f"{kind}_weights"], dtype=torch.float32)
     rows = torch.tensor([place[k] for k in zip(attrs[f"{kind}_treeids"], attrs[f"{kind}_nodeids"], strict=True)])
     cols = torch.tensor(attrs[f"{kind}_ids"])
-    per_leaf = torch.zeros(len(ids), n).index_put((rows, cols), w, accumulate=True)
+    per_leaf = torch.zeros(len(ids), n, dtype=w.dtype).index_put((rows, cols), w, accumulate=True)
     present = torch.zeros(len(ids), n, dtype=torch.bool).index_put((rows, cols), torch.tensor(True))
     return table, per_leaf, present
 

@@ -124,7 +124,7 @@ def lookup(table: Tensor, reads: torch.dtype) -> Callable[[Tensor], Tensor]:
 
     def run(x: Tensor) -> Tensor:
         if not x.numel():
-            return torch.empty(x.shape, dtype=makes)
+            return x.new_empty(x.shape, dtype=makes)
         if (native := passes(x.numel())) is not None:
             x = dense(x)
             y = torch.empty_like(x, dtype=makes)

@@ -126,7 +126,7 @@ def _layer(index: StepIndex, step: ProgramStep, of: tuple[int, int, int]) -> _Dy
     product = signed_product(weight.t(), at) or _float_product(weight.t(), at)
     if product is None:
         return None
-    steps, bias, relu = [step, cast, unit, scaled], torch.zeros(columns), False
+    steps, bias, relu = [step, cast, unit, scaled], factor.new_zeros(columns), False
     if (
         (then := _only_reader(index, scaled)) is not None
         and is_op(then, "Add")
@@ -180,7 +180,7 @@ def _bytes_step(step: ProgramStep) -> ProgramStep:
     def call(x: Tensor) -> Quantized:
         if x.dtype is torch.float32 and x.numel() and (native := passes(x.numel())) is not None:
             x = x.contiguous()
-            y, found = torch.empty_like(x, dtype=torch.int8), torch.empty(2)
+            y, found = torch.empty_like(x, dtype=torch.int8), x.new_empty(2)
             if native.dynamic(x.data_ptr(), y.data_ptr(), found.data_ptr(), float(_LARGEST), x.numel()):
                 scale, zero = found.tolist()
                 return y, scale, int(zero) - _LARGEST
@@ -203,9 +203,9 @@ def _layer_call(layer: _DynamicLayer) -> Callable[[Tensor, float, int], Tensor]:
     def call(q: Tensor, scale: float, zero: int) -> Tensor:
         total = product(q if q.dim() == 2 else q.reshape(-1, q.shape[-1]))
         if (native := passes(total.numel())) is None:
-            y = (total - zero * sums).float().mul_(torch.tensor(scale) * factor).add_(bias)
+            y = (total - zero * sums).float().mul_(torch.tensor(scale, dtype=torch.float32, device="cpu") * factor).add_(bias)
             return (y.relu_() if relu else y).view(*q.shape[:-1], columns)
-        y = torch.empty((*q.shape[:-1], columns))
+        y = factor.new_empty((*q.shape[:-1], columns))
         native.to_floats(
             total.data_ptr(), y.data_ptr(), len(total), addresses[0], zero, scale, *addresses[1:], floor, columns
         )

@@ -119,7 +119,8 @@ def native_linear(
 
 def _factor(scales: LayerScales) -> Tensor:
     """What one in a sum is in units of the result."""
-    return torch.tensor(scales.x) * scales.w / torch.tensor(scales.y)
+    x, y = torch.tensor((scales.x, scales.y), dtype=torch.float32, device="cpu").unbind()
+    return x * scales.w / y
 
 
 def library_linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[ByteLayer, int] | None:
@@ -246,7 +247,7 @@ def _on_signed(scales: LayerScales, product: SignedProduct, bias: Tensor | None)
         shape = (*x.shape[:-1], columns)
         if (native := passes(total.numel())) is None:
             return stored((total + start).float().mul_(factor), scales.y_zero, scales.y_dtype).view(shape)
-        y = torch.empty(shape, dtype=scales.y_dtype)
+        y = x.new_empty(shape, dtype=scales.y_dtype)
         native.to_bytes(total.data_ptr(), y.data_ptr(), len(rows), *addresses, scales.y_zero, low, high, columns)
         return y
 
@@ -276,7 +277,7 @@ def _integer_kernels(w: Tensor, groups: int) -> bool:
 @functools.cache
 def full_bytes_are_exact() -> bool:
     """Whether the integer kernels add products of weights of eight bits exactly on this processor: believed after they did."""
-    one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    one, zero = torch.ones(1, dtype=torch.float32, device="cpu"), torch.zeros(1, dtype=torch.int64, device="cpu")
     scales = LayerScales(1.0, 0, torch.uint8, one, zero, 255.0 * 127.0 * 64.0 / 200.0, 0, torch.uint8)
     packed = _packed(torch.ops.quantized.linear_prepack, torch.full((16, 64), 127, dtype=torch.int8), scales, None)
     made = _kernel(scales, packed, torch.ops.quantized.linear)(torch.full((8, 64), 255, dtype=torch.uint8))
@@ -290,7 +291,7 @@ def _packed(prepack: Callable[..., Any], w: Tensor, scales: LayerScales, bias: T
     whole = torch._make_per_channel_quantized_tensor(  # pyright: ignore[reportPrivateUsage]
         w.contiguous(), unit.double().contiguous(), scales.w_zero.expand(each).contiguous(), 0
     )
-    start = None if bias is None else bias.float() * (torch.tensor(scales.x) * unit)
+    start = None if bias is None else bias.float() * (torch.tensor(scales.x, dtype=torch.float32, device="cpu") * unit)
     with _engine:
         before = torch.backends.quantized.engine
         torch.backends.quantized.engine = "fbgemm"

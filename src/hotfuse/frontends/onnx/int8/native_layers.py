@@ -33,7 +33,7 @@ def supported() -> bool:
 
 
 def _filled(values: Tensor, size: int) -> Tensor:
-    whole = torch.zeros(size, dtype=values.dtype)
+    whole = values.new_zeros(size)
     whole[: len(values)] = values
     return whole
 
@@ -51,9 +51,10 @@ class NativeProduct:
         sums = weight.sum(1, dtype=torch.int32)
         self.table = LayerTable(
             inputs=self.inputs, columns=self.columns, padded=self.padded, weights=byte_products.packed(weight, host()),
-            start=_filled(torch.zeros(0, dtype=torch.int32) if start is None else start.to(torch.int32), self.padded),
+            start=_filled(sums[:0] if start is None else start.to(torch.int32), self.padded),
             sums=_filled(sums, self.padded), factor=_filled(factor.float().expand(self.columns), self.padded),
-            bias=_filled(torch.zeros(0) if bias is None else bias, self.padded), **{"floor": float("-inf"), **told},
+            bias=_filled(factor.new_zeros(0, dtype=torch.float32) if bias is None else bias, self.padded),
+            **{"floor": float("-inf"), **told},
         )  # fmt: skip
         self._in_place = told["source"] == UNSIGNED
         self.bytes = sum(t.nbytes for t in self.table.kept)
@@ -72,13 +73,13 @@ class NativeProduct:
             x = _with_slack(x)
         size = 8 * self.padded + (0 if self._in_place else rows * self.inputs + SLACK)
         scratch = room(size)
-        y = torch.empty((*shape[:-1], self.columns), dtype=dtype)
+        y = x.new_empty((*shape[:-1], self.columns), dtype=dtype)
         done = native.layer(x.data_ptr(), y.data_ptr(), rows, scratch.data_ptr(), self.table.address, scale, zero)
         return y if done else None
 
 
 def _with_slack(x: Tensor) -> Tensor:
-    whole = torch.empty(x.numel() + SLACK, dtype=x.dtype)
+    whole = x.new_empty(x.numel() + SLACK)
     return whole[: x.numel()].view(x.shape).copy_(x)
 
 
@@ -92,7 +93,7 @@ class NativeConv:
         self.window, self.y_dtype, self.depthwise = window, y_dtype, window.groups > 1
         self.padded = -(-self.outputs // host().lanes) * host().lanes
         source, low, high = SIGNED if x_dtype is torch.int8 else UNSIGNED, *LIMITS[y_dtype]
-        start = torch.zeros(self.outputs, dtype=torch.int32) if bias is None else bias.to(torch.int32)
+        start = weight.new_zeros(self.outputs, dtype=torch.int32) if bias is None else bias.to(torch.int32)
         if self.depthwise:
             lying = byte_products.in_words(weight.permute(2, 3, 1, 0).contiguous())
             self.inputs = self.ky * self.kx
@@ -102,8 +103,9 @@ class NativeConv:
             start = start - rows.sum(1, dtype=torch.int32) * (x_zero + 128 * (source == SIGNED))
         self.table = LayerTable(
             inputs=self.inputs, columns=self.outputs, padded=self.padded, weights=lying, start=_filled(start, self.padded),
-            factor=_filled(factor.float().expand(self.outputs), self.padded), bias=torch.zeros(self.padded), source=source,
-            result=byte_products.AS_BYTES, floor=float("-inf"), x_zero=x_zero, y_zero=y_zero, low=low, high=high,
+            factor=_filled(factor.float().expand(self.outputs), self.padded),
+            bias=factor.new_zeros(self.padded, dtype=torch.float32), source=source, result=byte_products.AS_BYTES,
+            floor=float("-inf"), x_zero=x_zero, y_zero=y_zero, low=low, high=high,
             channels=self.outputs if self.depthwise else channels, kernel_y=self.ky, kernel_x=self.kx,
             stride_y=window.stride[0], stride_x=window.stride[1], pad_y=window.pads[0], pad_x=window.pads[1],
             dilation_y=window.dilation[0], dilation_x=window.dilation[1],
@@ -125,7 +127,8 @@ class NativeConv:
         if native is None or native.conv is None or native.depthwise is None or rows < 1 or columns < 1 or not pixels:
             return None
         x = x.contiguous(memory_format=torch.channels_last)
-        y = torch.empty((images, self.outputs, rows, columns), dtype=self.y_dtype, memory_format=torch.channels_last)
+        sizes = (images, self.outputs, rows, columns)
+        y = torch.empty(sizes, dtype=self.y_dtype, device=x.device, memory_format=torch.channels_last)
         if self.depthwise:
             scratch, call = room(4 * self.padded), native.depthwise
         else:

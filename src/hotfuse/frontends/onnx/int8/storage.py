@@ -66,7 +66,7 @@ def available() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            bytes_of(torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8))
+            bytes_of(torch.quantize_per_tensor(torch.zeros(1, dtype=torch.float32), 1.0, 0, torch.quint8))
             return bool(quantized_view(torch.ones(1, dtype=torch.uint8), 2.0, 0).dequantize() == 2.0)
         except (AttributeError, NotImplementedError, RuntimeError):
             return False

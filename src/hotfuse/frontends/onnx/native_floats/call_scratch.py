@@ -13,7 +13,7 @@ KEPT_BYTES = 1 << 20
 
 class _Scratch(threading.local):
     def __init__(self) -> None:
-        self.kept = torch.empty(0, dtype=torch.uint8)
+        self.kept = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 _scratch = _Scratch()
@@ -24,7 +24,7 @@ def room(size: int) -> Tensor:
     kept = _scratch.kept
     if size <= len(kept):
         return kept
-    fresh = torch.empty(size, dtype=torch.uint8)
+    fresh = torch.empty(size, dtype=torch.uint8, device="cpu")
     if size <= KEPT_BYTES:
         _scratch.kept = fresh
     return fresh

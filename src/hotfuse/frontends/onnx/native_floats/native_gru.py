@@ -43,7 +43,7 @@ class NativeGru(NativeRecurrent):
         lane = panel_products.padded(hidden, target)
         made: list[Direction] = []
         for d, back in enumerate(self._backwards):
-            halves = torch.zeros(2, 3, hidden) if self._bias is None else self._bias[d].view(2, 3, hidden)
+            halves = self._w.new_zeros(2, 3, hidden) if self._bias is None else self._bias[d].view(2, 3, hidden)
             bias = halves.sum(0)
             bias[2] = halves[0, 2]
             table = WordTable(
@@ -66,8 +66,8 @@ class NativeGru(NativeRecurrent):
         state, sizes, behind = (len(directions), batch, hidden), (steps, len(directions), batch, hidden), 4 * batch * hidden
 
         def run(x: Tensor, h: Tensor | None, _: Tensor | None) -> tuple[Tensor, Tensor] | None:
-            x, h = x.contiguous(), torch.zeros(state) if h is None else h.contiguous()
-            y, last, scratch = torch.empty(sizes), torch.empty(state), room(size)
+            x, h = x.contiguous(), x.new_zeros(state) if h is None else h.contiguous()
+            y, last, scratch = x.new_empty(sizes), x.new_empty(state), room(size)
             for d, direction in enumerate(directions):
                 if (weights := direction.weights.get()) is None:
                     return None

@@ -72,8 +72,8 @@ class NativeLstm(NativeRecurrent):
         lane = panel_products.padded(hidden, target)
         made: list[Direction] = []
         for d, of in enumerate(self._weights):
-            in_bytes, ones = of.w_scale is not None, torch.ones(4 * hidden)
-            both = torch.zeros(4 * hidden) if self._bias is None else self._bias[d].view(2, 4 * hidden).sum(0)
+            in_bytes, ones = of.w_scale is not None, torch.ones(4 * hidden, dtype=torch.float32, device="cpu")
+            both = torch.zeros_like(ones) if self._bias is None else self._bias[d].view(2, 4 * hidden).sum(0)
             wide = [ones if s is None else s.float().expand(4 * hidden) for s in (of.w_scale, of.r_scale)]
             vectors = [gate_rows(v, ORDER, hidden, lane) for v in (*wide, both)]
             size = 1 if in_bytes else 4
@@ -95,9 +95,9 @@ class NativeLstm(NativeRecurrent):
         state, sizes, behind = (len(directions), batch, hidden), (steps, len(directions), batch, hidden), 4 * batch * hidden
 
         def run(x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor, Tensor] | None:
-            zeros = torch.zeros(state) if h is None or c is None else x
+            zeros = x.new_zeros(state) if h is None or c is None else x
             x, h, c = x.contiguous(), zeros if h is None else h.contiguous(), zeros if c is None else c.contiguous()
-            y, last_h, last_c = torch.empty(sizes), torch.empty(state), torch.empty(state)
+            y, last_h, last_c = x.new_empty(sizes), x.new_empty(state), x.new_empty(state)
             at, from_h, from_c = y.data_ptr(), h.data_ptr(), c.data_ptr()
             to_h, to_c, scratch = last_h.data_ptr(), last_c.data_ptr(), room(size)
             for d, direction in enumerate(directions):

@@ -99,7 +99,7 @@ def window_product(conv: FoldedConv, x: Tensor, packed: PackedWeight, native: Fl
     padded = panel_products.padded(outputs, native.target)
     steps = image.stride()
     relu = conv.activation == "relu"
-    bias = torch.zeros(outputs) if conv.shift is None else conv.shift
+    bias = weight.new_zeros(outputs) if conv.shift is None else conv.shift
     table = WordTable(
         WINDOW_FIELDS, pixels=pixels, inputs=inputs, columns=outputs, padded=padded, bias=bias.contiguous(), relu=int(relu),
         channels=channels, height=height, width=width, rows=rows, cols=cols, kernel_y=kernel[0], kernel_x=kernel[1],
@@ -118,7 +118,7 @@ def window_product(conv: FoldedConv, x: Tensor, packed: PackedWeight, native: Fl
             return otherwise(y)
         if (held := packed.get()) is None:
             return otherwise(y)
-        made, scratch = torch.empty_strided(made_sizes, made_strides), room(size)
+        made, scratch = y.new_empty_strided(made_sizes, made_strides), room(size)
         run(y.data_ptr(), made.data_ptr(), scratch.data_ptr(), table.address, held.data_ptr())
         for step in behind:
             made = step(made)

@@ -33,7 +33,7 @@ def size(ctx: Ctx, x: Value) -> Tensor:
 def constant_of_shape(ctx: Ctx, shape: Tensor, *, value: Value | None = None) -> Value:
     sizes = ctx.ints(shape)
     if value is None:
-        return torch.zeros(sizes)
+        return torch.zeros(sizes, dtype=torch.float32)
     if isinstance(value, np.ndarray):
         return np.full(sizes, value.reshape(-1)[0], dtype=value.dtype)
     if value.dtype in (torch.float32, torch.int64, torch.int32, torch.bool):

@@ -133,7 +133,7 @@ def _prepare_dynamic(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) 
             return dynamic_quantize_linear(ctx, x)
         if (native := passes(x.numel())) is not None:
             x = dense(x)
-            y, found = torch.empty_like(x, dtype=torch.uint8), torch.empty(2)
+            y, found = torch.empty_like(x, dtype=torch.uint8), x.new_empty(2)
             if native.dynamic(x.data_ptr(), y.data_ptr(), found.data_ptr(), 0.0, x.numel()):
                 return y, found[0], found[1].to(torch.uint8)
             return dynamic_quantize_linear(ctx, x)
@@ -146,7 +146,7 @@ def _prepare_dynamic(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) 
         if scale == 0:
             return dynamic_quantize_linear(ctx, x)
         zero = round(min(max(float(one(-low) / scale), 0.0), 255.0))  # half to even
-        unit = torch.tensor(float(scale))
+        unit = torch.tensor(float(scale), dtype=torch.float32)
         return stored(x / unit, zero, torch.uint8), unit, torch.tensor(zero, dtype=torch.uint8)
 
     return Prepared(call, 0)
