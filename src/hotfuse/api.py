@@ -24,9 +24,11 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run
 from hotfuse.base.settings import INEXACT, Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import TENSOR, Spec, held_by_objects
+from hotfuse.cache.address import digest
 from hotfuse.cache.place import cache_stats
 from hotfuse.compile.captured_answers import captured_from
 from hotfuse.compile.captures import Known, captured, known, recalled
+from hotfuse.compile.changed_state import remember_state, remembered_state
 from hotfuse.compile.request_bodies import PresentCapture, ReadyRequest, TorchCapture, request_of
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.fork_once import ask_fork
@@ -35,7 +37,7 @@ from hotfuse.compile.workers.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
-from hotfuse.frontends.lifted_state import CHANGES, LiftedState
+from hotfuse.frontends.lifted_state import CHANGES, LiftedState, StatePlaces, values_of
 from hotfuse.frontends.made_of import hold
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import keep, release
@@ -84,6 +86,8 @@ class TorchModel:
         self.state_count = len(target.places) if isinstance(target, LiftedState) else 0
         self.changes_itself: Callable[[], None] = lambda: None
         """Told of captures that ended because the model writes what is its own."""
+        self.remembers_state: Callable[[StatePlaces], bool] = lambda _: False
+        """Told what calls of an earlier process changed of the same model; whether that is among the arguments from here on."""
         self.unnamed = self._stays = _why_not_pickled(target)
         """Why its captures are not kept, and why it is not sent to workers; empty where it is, or nobody asked so far."""
         self._packed: PackedModel | None = None
@@ -94,15 +98,19 @@ class TorchModel:
         """Have a worker load what capturing takes, unless the cache knows the model."""
         packed = self._packed
         at = packed.at if packed is not None else self._at()
-        if self.settings.capture == "background" and (at is None or not at.remembered()):
+        if self.settings.capture == "background" and (at is None or not (at.remembered() or self._earlier_state(at))):
             ask(ReadyRequest("torch"), [], self.settings)
+
+    def _earlier_state(self, at: Known | None) -> StatePlaces | None:
+        """What calls of an earlier process changed of it, where that is not among the arguments already."""
+        return None if at is None or isinstance(self.target, LiftedState) else remembered_state(self.target, self.settings)
 
     def _at(self) -> Known | None:
         """Where captures of the model as it is now are kept; None where nothing is, or it has no name."""
         if self._stays:
             return None
         try:
-            found = known("torch", lambda: structure_name(self.target), self.settings)
+            found = known("torch", lambda: name_of(self.target), self.settings)
             self.unnamed = ""
         except Unnamed as e:
             self.unnamed, found = str(e), None
@@ -186,6 +194,11 @@ class TorchModel:
                 raise
             self._stays = e.because or e.what  # it is not pickled in vain once more
             return self._capture_in_place(spec, call, watching, self._stays)
+        state = self._earlier_state(packed.at)
+        if state is not None and self.remembers_state(state):
+            names = ", ".join(sorted((*state.buffers, *state.attributes)))[:200]
+            because = f"calls of an earlier process changed {names}"
+            raise CaptureError("the model changes its own state", because=because, why=Why.STATEFUL)
         shipment, watch = packed.shipment, packed.watch
         watching(watch)
         refuse_hooks(shipment.modules)
@@ -194,6 +207,9 @@ class TorchModel:
             return ask(TorchCapture(wire.call_to_json(call)), [shipment.blob], self.settings)
 
         done = self._growing(spec, captured(packed.at, repr(spec), call, capture, self.settings.capture_timeout_s))
+        if isinstance(self.target, LiftedState):
+            state = StatePlaces(frozenset(self.target.places), frozenset(self.target.attributes))
+            remember_state(self.target.inner, state, self.settings)
         return Capture(done, run(BIND, done, shipment.tensors).weights, watch)
 
     def _growing(self, spec: Spec, done: Captured) -> Captured:
@@ -224,6 +240,14 @@ class TorchModel:
         weights = run(BIND, done, held.tensors).weights
         note = f"captured {how}: it cannot be sent to a worker ({because})"
         return Capture(replace(done, notes=(*done.notes, note)), weights, watch)
+
+
+def name_of(target: Callable[..., Any]) -> str:
+    """A model's name; what calls change of it counts by its places, as a model that has counted to five is the one that began."""
+    if not isinstance(target, LiftedState):
+        return structure_name(target)
+    inner = structure_name(target.inner, values_of(target.inner, frozenset(target.attributes)))
+    return digest(inner, *target.places, "", *target.attributes)
 
 
 def _why_not_pickled(target: Callable[..., Any]) -> str:
@@ -266,7 +290,7 @@ class Jit:
         model = TorchModel(target, settings)
         plain = engine_of(model)
         self._serving = serving = StateServing(target, plain, lift)
-        model.changes_itself = serving.plain_changes_itself
+        model.changes_itself, model.remembers_state = serving.plain_changes_itself, serving.remembers
         if isinstance(target, nn.Module):
             view = view_of(target, lambda args, kwargs: serving.serve(args, kwargs))
             if isinstance(view, str):

@@ -66,6 +66,7 @@ def test_code_for_a_lesser_machine_serves_and_code_for_a_better_one_does_not(tmp
     assert better.serves(HERE.basis, {"avx", "avx2", "avx512f"}) and not HERE.serves(better.basis, {"avx", "avx2"})
     assert not better.serves({**HERE.basis, "machine": "aarch64"}, {"avx"})
     assert not better.serves({**HERE.basis, "program": "2"}, {"avx", "avx2", "avx512f"})
+    assert HERE.serves({**HERE.basis, "threads": "64"}, {"avx", "avx2"}), "teams are as large as torch's when a kernel runs"
     lesser = _bundle(tmp_path / "b", _keys(), Address("plan", "subject", {**HERE.basis, "machine": "x86_64"}), "x86_64")
     near = _over(None, lesser, _keys()).latest(HERE)
     assert near is not None and near[0] == (BODY, [b"code" * 64]) and near[1] == "it was made for another machine"

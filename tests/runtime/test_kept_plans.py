@@ -130,6 +130,26 @@ def test_a_plan_for_other_sizes_that_beats_the_one_for_these_is_what_they_begin_
     assert not part.beat(here, {})  # nothing is kept there
 
 
+def test_a_plan_for_another_number_of_threads_is_raced_and_what_it_is_worth_here_is_not_said_of_it_there(made: Made) -> None:
+    graph, weights, x, settings = made
+    kept = whole(made)
+    other = (graph, weights, x, settings.with_(threads=2 if torch.get_num_threads() == 1 else 1))
+    found = recalled(other)
+    assert found is not None and found.address == kept.address and "number of threads" in found.stale
+    assert found.verdict is None and not found.proven, "nobody had proven it"
+    kept.judged(won=True, evidence={"us_before": 2.0})
+    found = recalled(other)
+    assert found is not None and found.verdict is None and found.proven, "a race decides, at once"
+    found.judged(won=False, evidence={})
+    back = recalled(made)
+    assert back is not None and back.verdict == {"us_before": 2.0} and not back.stale
+    own = whole(other)
+    found = recalled(other)
+    assert found is not None and found.address == own.address != kept.address and not found.stale and not found.other_threads
+    kept.judged(won=False, evidence={})
+    assert recalled(made) is None and recalled(other) is not None
+
+
 def test_a_plan_without_the_kernels_that_failed_serves_until_they_are_made(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     from hotfuse.base.errors import CaptureError
     from hotfuse.compile.compilation import Compilation

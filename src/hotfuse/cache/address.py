@@ -77,9 +77,9 @@ class Address:
         return "it rests on something else"
 
     def serves(self, basis: Mapping[str, str], usable: AbstractSet[str]) -> bool:
-        """Whether an entry on another basis is right here, if not the best: it differs in the sizes of calls at most, or was made
-        for a machine that executes less than this one."""
-        flexible = ("sizes", "machine")
+        """Whether an entry on another basis is right here, if not the best: it differs in the sizes of calls or in their threads at
+        most, or was made for a machine that executes less than this one."""
+        flexible = ("sizes", "threads", "machine")
         same = {k: v for k, v in basis.items() if k not in flexible} == {k: v for k, v in self.basis.items() if k not in flexible}
         there, here = basis.get("machine", "").split(), self.basis.get("machine", "").split()
         return same and (there == here or (there[:1] == here[:1] and set(there[1:]) <= usable))

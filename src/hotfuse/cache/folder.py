@@ -140,8 +140,8 @@ class Folder:
         return found
 
     def latest(self, address: Address) -> tuple[Message, str, Address] | None:
-        """An entry about the subject that serves, though it was made for calls of other sizes or for a machine that executes less;
-        with the words for that, and where it is."""
+        """An entry about the subject that serves, though it was made for calls of other sizes or threads, or for a machine that
+        executes less; with the words for that, and where it is."""
         for basis in self._near(address):
             other = Address(address.kind, address.subject, basis)
             if basis == address.basis or not address.serves(basis, usable_features()):

@@ -5,8 +5,9 @@
 
 A process that finds both links the code, packs its own weights, proves the plan on a real call and serves with it. One that finds
 a plan that was proven and no more (the process that made it ended before its race did, or the race decided nothing) races it at
-once. A plan that was made for other sizes, or that lacks kernels, is still right, and serves until a better one has won; the reason
-is a note of the plan.
+once. A plan that was made for other sizes or another number of threads, or that lacks kernels, is still right, and serves until a
+better one has won; the reason is a note of the plan. What a plan was worth with another number of threads says nothing here: it is
+raced (decision 391).
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ class Recipe:
     """Whether it was proven there, though nothing was decided of what it is worth."""
     stale: str = ""
     """Why it is not quite what this process needs; it is made anew beside."""
+    other_threads: bool = False
+    """Whether it was made for another number of threads."""
 
     def judged(self, *, won: bool | None, evidence: Evidence) -> None:
         """What the plan was worth on real calls here, None while it is proven and no more: what the next process begins with."""
+        if self.other_threads:  # whose processes shall not begin with what is true of these
+            return
         self.folder.put(_verdict(self.address), {"won": won, "evidence": dict(evidence)})
 
     def beat(self, other: Recipe, evidence: Evidence) -> bool:
@@ -113,13 +118,17 @@ def recall(recipe: Recipe, demand: Demand) -> Kept | None:
 
 
 def _nearest(recipe: Recipe, message: Message | None) -> tuple[Recipe, Message] | None:
-    """What is kept for these sizes, or else for others."""
+    """What is kept for these sizes and threads, or else for others."""
     stale, address = "", recipe.address
     if message is None and (near := recipe.folder.latest(recipe.address)) is not None:
         message, stale, address = near
     if message is None:
         return None
-    return _known(replace(recipe, address=address, stale=stale or str(message[0]["lacks"]))), message
+    found = _known(replace(recipe, address=address, stale=stale or str(message[0]["lacks"])))
+    if address.basis.get("threads") == recipe.address.basis.get("threads"):
+        return found, message
+    proven = found.proven or found.verdict is not None
+    return replace(found, verdict=None, proven=proven, other_threads=True), message
 
 
 def _known(recipe: Recipe) -> Recipe:

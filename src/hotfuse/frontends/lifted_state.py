@@ -17,10 +17,13 @@ What a call puts into an attribute (a recurrent state, an average that is comput
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+
+from hotfuse.base.lazy_dataclass import dataclass
 
 CHANGES = "the model's code changes "
 """How a refusal begins that tells of changed objects (`frontends.side_effects`): they may be attributes that can be lifted."""
@@ -28,6 +31,26 @@ Owner = tuple[dict[str, torch.Tensor | None], str]
 """The buffers of a module, and the name of one of them."""
 Keeper = tuple[dict[str, Any], str]
 """The attributes or buffers of a module, and the name of one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlaces:
+    """What calls were seen to change: buffers that they write, and attributes that they set."""
+
+    buffers: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+
+    def joined(self, other: StatePlaces) -> StatePlaces:
+        """Both; what is set is no longer where it was written."""
+        attributes = self.attributes | other.attributes
+        return StatePlaces((self.buffers | other.buffers) - attributes, attributes)
+
+    def can_be_lifted(self, model: nn.Module) -> bool:
+        """Whether a model has all of them, and holds what can be an argument there."""
+        if not (self.buffers or self.attributes):
+            return False
+        held = attributes_of(model)
+        return self.buffers <= writable_state(model).keys() and all(n in held and can_be_kept(held[n]) for n in self.attributes)
 
 
 class KeptValues:
@@ -100,6 +123,17 @@ class LiftedState(nn.Module):
         for i, (owner, name) in enumerate(keepers):
             if owner[name] is not getattr(kept, f"v{i}"):
                 setattr(kept, f"v{i}", owner[name])
+
+
+def values_of(model: nn.Module, attributes: frozenset[str]) -> Mapping[int, set[str]]:
+    """Names of attributes by the ids of the modules that have them: what these hold says nothing of a model's structure."""
+    found: dict[int, set[str]] = {}
+    modules = dict(model.named_modules())
+    for place in attributes:
+        path, _, name = place.rpartition(".")
+        if path in modules:
+            found.setdefault(id(modules[path]), set()).add(name)
+    return found
 
 
 def writable_state(model: nn.Module) -> dict[str, torch.Tensor]:

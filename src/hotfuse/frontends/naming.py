@@ -20,7 +20,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,11 @@ class Unnamed(Exception):
     """A model that has no name, and why."""
 
 
-def structure_name(target: Any) -> str:
-    """The name of a module or function; raises Unnamed."""
+def structure_name(target: Any, without: Mapping[int, Collection[str]] | None = None) -> str:
+    """The name of a module or function; raises Unnamed. `without` has names of attributes by the ids of modules: what a model keeps
+    there from call to call is not what it is made of."""
     sink = io.BytesIO()
-    namer = _ModelPickler(sink)
+    namer = _ModelPickler(sink, without or {})
     try:
         namer.dump(target)
         said = _Code(namer.code).said
@@ -72,8 +73,9 @@ def structure_name(target: Any) -> str:
 class _ModelPickler(cloudpickle.Pickler):
     """Writes what a model is made of; code goes by its name and is noted with where it is from."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, without: Mapping[int, Collection[str]] | None = None) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._without = without or {}
         self.code: list[Any] = []
         """Classes and functions met on the way."""
         self._numbers: dict[int, int] = {}
@@ -85,6 +87,8 @@ class _ModelPickler(cloudpickle.Pickler):
             return operator_named, (obj.namespace, obj._opname, obj._overloadname)
         if isinstance(obj, torch._ops.OpOverloadPacket):
             return operator_named, (*obj._qualified_op_name.split("::"), None)
+        if isinstance(obj, nn.Module) and (names := self._without.get(id(obj))):
+            return _without_attributes(obj, names)
         if (kept := _without_hashes(obj)) is not None:
             return kept
         return super().reducer_override(obj)
@@ -129,6 +133,16 @@ def _without_hashes(obj: Any) -> Any:
     if not isinstance(made, tuple) or len(made) < 3 or not isinstance(made[2], dict):
         return None
     return (*made[:2], {n: v for n, v in made[2].items() if not _is_hash(n, v)}, *made[3:])
+
+
+def _without_attributes(module: nn.Module, names: Collection[str]) -> Any:
+    """How a module is written: without these of its attributes and buffers."""
+    made = module.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if not isinstance(made, tuple) or len(made) < 3 or not isinstance(made[2], dict):
+        return made
+    state: dict[str, Any] = {n: v for n, v in made[2].items() if n not in names}
+    state["_buffers"] = {n: v for n, v in module._buffers.items() if n not in names}
+    return (*made[:2], state, *made[3:])
 
 
 def _is_hash(name: Any, value: Any) -> bool:

@@ -23,7 +23,6 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from hotfuse.base.events import Action, Why
-from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.living import Living
 from hotfuse.base.structure import take_call
 from hotfuse.compile.workers.background_priority import background_priority
@@ -32,6 +31,7 @@ from hotfuse.frontends.lifted_state import (
     KeptValues,
     LiftedState,
     Owner,
+    StatePlaces,
     attributes_of,
     can_be_kept,
     writable_state,
@@ -64,19 +64,6 @@ class BufferBefore:
         return self.tensor._version != self._version or (self._copy is not None and not same_bits(self.tensor, self._copy))
 
 
-@dataclass(frozen=True, slots=True)
-class StatePlaces:
-    """What calls were seen to change: buffers that they write, and attributes that they set."""
-
-    buffers: frozenset[str] = frozenset()
-    attributes: frozenset[str] = frozenset()
-
-    def joined(self, other: StatePlaces) -> StatePlaces:
-        """Both; what is set is no longer where it was written."""
-        attributes = self.attributes | other.attributes
-        return StatePlaces((self.buffers | other.buffers) - attributes, attributes)
-
-
 class StateServing:
     """Serves a model; `serve` is what answers calls now."""
 
@@ -89,6 +76,8 @@ class StateServing:
         self.serve: Callable[[tuple[Any, ...], dict[str, Any]], Any] = plain.serve
         self._model: LiftedState | None = None
         self._tried: list[StatePlaces] = []
+        self._remembered = StatePlaces()
+        """What calls of an earlier process were seen to change."""
         self._looks = 0
         self._owners: list[Owner] = []
         self._keepers: list[Keeper] = []
@@ -111,6 +100,15 @@ class StateServing:
         """The same of a capture without state; one that was begun before the state was known says nothing new."""
         if self.serve != self._with_state:
             self.changes_itself()
+
+    def remembers(self, state: StatePlaces) -> bool:
+        """Calls of an earlier process changed this of the same model: the next call is served with it, and no capture without it
+        is wanted. False where the model cannot be served so now."""
+        if self._tried or self._plain.plans.closed or not state.can_be_lifted(self._target):
+            return False
+        self._remembered = state
+        self.changes_itself()
+        return True
 
     def after_fork(self) -> None:
         """In a forked child: a call under way is in the parent."""
@@ -140,7 +138,7 @@ class StateServing:
             put = frozenset(n for n in other if can_be_kept(held[n]) and can_be_kept(after[n]))
             self._looks += 1
             known = self._tried[-1] if self._tried else StatePlaces()
-            state = known.joined(StatePlaces(written, put))
+            state = known.joined(self._remembered).joined(StatePlaces(written, put))
             if state != known and self.serve == self._observed:
                 self._serve_with(state)
             elif self._looks >= MAX_LOOKS:

@@ -51,26 +51,28 @@ class ServedModel:
 
     def prepare(self) -> None:
         """Have a worker load what capturing takes, unless the cache knows the model."""
-        known = self._at()
+        known = self.known_at()
         if self._settings.capture == "background" and (known is None or not known.remembered()):
             ask(ReadyRequest("onnx"), [], self._settings)
 
-    def _at(self) -> Known | None:
+    def known_at(self) -> Known | None:
         """Where captures of this model are kept: a file is what it is, so it is named once."""
         with self._naming:  # the first call's capture comes while the constructor's job is at it
             if self._known is None:
-                self._known = known("onnx", lambda: digest(self._shipped()), self._settings)
+                self._known = known("onnx", lambda: digest(self._shipped(source="")), self._settings)
             return self._known
 
     def name_model(self) -> None:
         """Find out where captures of this model are kept: before the first call, as beside calls it takes several times as long."""
         with contextlib.suppress(CaptureError):  # a model that cannot be sent: capture says so
-            if (known := self._at()) is not None:
+            if (known := self.known_at()) is not None:
                 known.calls  # noqa: B018 - what names rest on is found out, too
 
-    def _shipped(self) -> bytes:
+    def _shipped(self, source: str | None = None) -> bytes:
+        """The model without its weights; `source` is what it is called, which says nothing of what it is."""
+        model = self._module.model
         with _SHIPPING:
-            return ship(self._module.model).blob
+            return ship(model if source is None else replace(model, source=source)).blob
 
     def get_ready(self) -> None:
         """When the model is loaded: the interpreter is slow, so the worker waits for the first call instead of the other way."""
@@ -86,23 +88,23 @@ class ServedModel:
         def capture(call: CallSpec) -> wire.Message:
             return ask(OnnxCapture(wire.call_to_json(call)), [self._shipped()], self._settings)
 
-        return self._bound(captured(self._at(), "", call, capture, self._settings.capture_timeout_s))
+        return self._bound(captured(self.known_at(), "", call, capture, self._settings.capture_timeout_s))
 
     def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
         """The graph of an earlier process for calls like these, bound; None where there is none."""
-        if (at := self._at()) is None or any(child is not TENSOR for child in spec.children[0].children):
+        if (at := self.known_at()) is None or any(child is not TENSOR for child in spec.children[0].children):
             return None
         found = recalled(at, "", call)
         return None if found is None else replace(self._bound(found[0]), calls=found[1])
 
     def other_sizes(self, spec: Spec, call: CallSpec) -> Sequence[CallSpec]:
         """Calls of earlier processes that differ from this one in nothing but sizes."""
-        at = self._at()
+        at = self.known_at()
         return () if at is None else at.other_sizes("", call)
 
     def fix_sizes(self, spec: Spec) -> None:
         """A graph that leaves open in what such calls differ cannot be had: later processes need not try."""
-        if (at := self._at()) is not None:
+        if (at := self.known_at()) is not None:
             at.fix_sizes("")
 
     def _bound(self, done: Captured) -> Capture:
