@@ -14,7 +14,7 @@ from hotfuse.compile.unit.units import described
 from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.criteria import Criterion
-from hotfuse.fusion.explain import lines
+from hotfuse.fusion.decision_lines import lines
 from hotfuse.fusion.forecast import Figures, Predictor, RooflinePredictor
 from hotfuse.fusion.fusion_engine import FusionPlanner, Planned, apart
 from hotfuse.fusion.groups import Group, group

@@ -35,7 +35,7 @@ from hotfuse.lower.gpu import GpuTiling, gpu_tilings, lower_gpu
 from hotfuse.ops import bounded_attention as _operator  # noqa: F401 - which torch knows by its name from then on
 from hotfuse.tile import isa
 from hotfuse.tile.build import KernelBuilder
-from hotfuse.tile.interp import run as interpret_tiles
+from hotfuse.tile.interpreter import run as interpret_tiles
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import BufferKind, Kernel, TileType
 from tests.contract.lowering import Group, group_of, interpret

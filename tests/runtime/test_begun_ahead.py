@@ -16,7 +16,7 @@ from torch import nn
 import hotfuse
 from hotfuse.base.settings import Settings
 from hotfuse.machine.heap import heap
-from hotfuse.pipeline.device import memory_of
+from hotfuse.pipeline.device_passes import memory_of
 
 CALLS = 400
 

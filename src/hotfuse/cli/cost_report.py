@@ -60,7 +60,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     from hotfuse.compile.unit.planning import planned, planner
     from hotfuse.compile.unit.units import grouping_job, measuring
     from hotfuse.fusion.closed import UseIndex
-    from hotfuse.fusion.explain import edges, lines
+    from hotfuse.fusion.decision_lines import edges, lines
     from hotfuse.ops.table import packet
 
     sizes = bind(graph, shapes)

@@ -25,7 +25,7 @@ from hotfuse.compile.value import Facts
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.checked_json import encoded
-from hotfuse.ir.branches import control_name, inside
+from hotfuse.ir.control_bodies import control_name, inside
 from hotfuse.ir.graph import Node
 from hotfuse.ir.text import parse, show
 from hotfuse.partition.change import Diff

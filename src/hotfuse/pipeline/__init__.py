@@ -26,10 +26,10 @@ from hotfuse.compile.capture_passes import CAPTURE, SIMPLIFY
 from hotfuse.compile.freeze import WeightedGraph
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.ir.graph import Graph
-from hotfuse.pipeline.device import GENERATED, MASKS, RECORDED, STATIC_CACHES
-from hotfuse.pipeline.host import BIND, PREPARE, TIER0, TIER1, within_kernels
+from hotfuse.pipeline.device_passes import GENERATED, MASKS, RECORDED, STATIC_CACHES
+from hotfuse.pipeline.host_passes import BIND, PREPARE, TIER0, TIER1, within_kernels
 from hotfuse.pipeline.job import GraphKernels, GraphRuns, Job
-from hotfuse.pipeline.plans import Units, compile_tier0, compile_tier1, compile_units, remembered
+from hotfuse.pipeline.plan_passes import Units, compile_tier0, compile_tier1, compile_units, remembered
 
 if TYPE_CHECKING:
     from hotfuse.compile.unit.grouping import GroupedGraph

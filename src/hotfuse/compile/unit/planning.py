@@ -14,7 +14,7 @@ from hotfuse.base.settings import Objective
 from hotfuse.compile.learn.learned import foresight, trust
 from hotfuse.compile.request_context import strategies
 from hotfuse.compile.unit.layouts import laid_out
-from hotfuse.fusion import explain
+from hotfuse.fusion import decision_lines
 from hotfuse.fusion.dense_images import dense_images
 from hotfuse.fusion.forecast import Predictor, Trained
 from hotfuse.fusion.fusion_engine import Contest, FusionPlanner, Planned
@@ -55,7 +55,7 @@ def arranged(
     engine = FusionPlanner(predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers)
     contest = gate.layouts if gate is not None and objective == "latency" else None
     made, choices = laid_out(graph, sizes, engine, contest, other=CandidateKind.LAYOUT.value in strategies())
-    return made, [explain.line(c) for c in choices]
+    return made, [decision_lines.line(c) for c in choices]
 
 
 def adjusted(
@@ -71,7 +71,7 @@ def adjusted(
     if engine is None:
         return graph, tuple(groups), []
     found = planned(engine, graph, groups, sizes)
-    return found.graph, found.groups, explain.lines(found, MOST_LINES)
+    return found.graph, found.groups, decision_lines.lines(found, MOST_LINES)
 
 
 def planner(

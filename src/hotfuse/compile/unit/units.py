@@ -64,7 +64,7 @@ from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.hpm.bottleneck import Strategy
-from hotfuse.ir.branches import CAPTURES, branches
+from hotfuse.ir.control_bodies import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify

@@ -32,7 +32,7 @@ from hotfuse.ir.graph import Graph, Value
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument, StateArgument
 from hotfuse.lower.common.operands import tensor
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.constants import Constants
 from hotfuse.lower.run.kernel_state import NEVER, ROWS_TOGETHER, WHOLE

@@ -17,7 +17,7 @@ import torch
 from hotfuse.backends.library import control_meaning, meaning
 from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
-from hotfuse.ir.branches import control_name, inside
+from hotfuse.ir.control_bodies import control_name, inside
 from hotfuse.ir.graph import Graph, Kind, Node
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.profile.snapshot import ControlSeen

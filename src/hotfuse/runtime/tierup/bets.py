@@ -15,7 +15,7 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.branches import control_name
+from hotfuse.ir.control_bodies import control_name
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import BetCount, Condition, Plan
 from hotfuse.runtime.serve.scalar_conditions import asked

@@ -12,7 +12,7 @@ from functools import partial
 
 from hotfuse.base.events import EvidenceValue, Why
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.branches import control_name
+from hotfuse.ir.control_bodies import control_name
 from hotfuse.profile.predict import ALL
 from hotfuse.profile.records import Flag
 from hotfuse.profile.snapshot import GraphSeen, ValueSeen
