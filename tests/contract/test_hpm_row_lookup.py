@@ -135,10 +135,10 @@ def long(nodes: int) -> Graph:
 
 
 def test_graphs_of_many_values_are_counted_in_python() -> None:
-    short, large = long(5), long(recompute_counts.MOST_VALUES)
+    short, large = long(5), long(recompute_counts.MAX_VALUES)
     rows = RowCache(measure.tile_of).rows([Candidate(g, {}, WIDE) for g in (short, large, short)])
     assert rows[:, COLUMN["tanh"]].tolist() == [16 * 64] * 3
-    assert rows[:, COLUMN["light"]].tolist() == [16 * 64 * (n + 1) for n in (5, recompute_counts.MOST_VALUES, 5)]
+    assert rows[:, COLUMN["light"]].tolist() == [16 * 64 * (n + 1) for n in (5, recompute_counts.MAX_VALUES, 5)]
 
 
 def test_an_index_grows() -> None:

@@ -12,7 +12,7 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from hotfuse.runtime.serve.scalar_conditions import MOST_NODES, asked
+from hotfuse.runtime.serve.scalar_conditions import MAX_NODES, asked
 from hotfuse.runtime.serve.speculate import Ask, BranchSide, OutcomeHits, betting
 
 LIMITS = [-(1 << 63), -(1 << 31), -1, 0, 1, 7, 16000, (1 << 53) + 1, (1 << 63) - 1]
@@ -97,9 +97,9 @@ def test_anything_else_is_left_to_operators(body: str) -> None:
 
 
 def test_long_logic_is_left_to_operators() -> None:
-    lines = [f"  %n{i + 1}: bool[] = aten.logical_not.default(%n{i})\n" for i in range(MOST_NODES + 1)]
-    short = parse(f"graph until(%n0: bool[]) {{\n{''.join(lines[:-1])}  return %n{MOST_NODES}\n}}\n")
-    long = parse(f"graph until(%n0: bool[]) {{\n{''.join(lines)}  return %n{MOST_NODES + 1}\n}}\n")
+    lines = [f"  %n{i + 1}: bool[] = aten.logical_not.default(%n{i})\n" for i in range(MAX_NODES + 1)]
+    short = parse(f"graph until(%n0: bool[]) {{\n{''.join(lines[:-1])}  return %n{MAX_NODES}\n}}\n")
+    long = parse(f"graph until(%n0: bool[]) {{\n{''.join(lines)}  return %n{MAX_NODES + 1}\n}}\n")
     assert asked(short, 0, ("n0",), {}) is not None and asked(long, 0, ("n0",), {}) is None
 
 

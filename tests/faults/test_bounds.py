@@ -30,7 +30,7 @@ from hotfuse.runtime import engine, samples, site
 from hotfuse.runtime.observe import examine, record
 from hotfuse.runtime.observe.instrument import MAX_COSTS, InstrumentedPlan
 from hotfuse.runtime.observe.record import Recorder
-from hotfuse.runtime.plans import MOST_EARNED
+from hotfuse.runtime.plans import MAX_EARNED
 from hotfuse.runtime.serve import dispatch
 from hotfuse.runtime.serve.dispatch import Case, InlineCache
 from hotfuse.specialize.table import AttemptKey, sizes_key
@@ -91,7 +91,7 @@ def _attributes(thing: object) -> list[str]:
 
 FURTHER: dict[str, int] = {
     "Names._signatures": 8 * 512,
-    "Group.tried": MOST_EARNED * INLINE.max_captures,
+    "Group.tried": MAX_EARNED * INLINE.max_captures,
     "CallSamples._seen": 4 * samples.MAX_SIGNATURES,  # of a graph; there are two or three
     "EventLog._spans": 4 * INLINE.max_events,
     "Span.evidence": 4 * 4 * INLINE.max_events,  # a few words each
@@ -128,7 +128,7 @@ def test_misses_are_counted_by_a_bounded_number_of_facts() -> None:
     """A table's misses name the sizes that its cases are for; tables are exchanged for as long as shapes come."""
     later: list[Callable[[], None]] = []
     cache = InlineCache[int](1, 2, None, lambda _table, free: later.append(free))
-    most, missed = dispatch.MOST_MISSES, 0
+    most, missed = dispatch.MAX_MISSES, 0
     for n in range(2, 3 * most):
         cache.add(Case((*GENERAL, Sized(0, 0, n)), n))
         for _ in range(1 + n % 3):
@@ -151,7 +151,7 @@ def test_attempts_that_were_looked_up_are_remembered_up_to_a_number(monkeypatch:
     monkeypatch.setattr(recorder, "_shared", here)
     monkeypatch.setattr(recorder, "_here", lambda: here)
     monkeypatch.setattr(recorder, "_basis", lambda _rests: "")
-    monkeypatch.setattr(record, "MOST_ASKED", 50)
+    monkeypatch.setattr(record, "MAX_ASKED", 50)
     for n in range(200):
         assert recorder.lost(graph, f"sizes {n}", ((), 1)) is None
     assert len(asked) == 200 and len(recorder._asked) == 50 and not recorder.failed
@@ -164,10 +164,10 @@ def test_refusals_of_an_entry_are_remembered_up_to_a_number() -> None:
     fast = served()
     entry = next(iter(fast._engine.sites.values())).entries[0]
     chance = random.Random(7)
-    for n in range(3 * site.MOST_REFUSED):
+    for n in range(3 * site.MAX_REFUSED):
         entry.mark_refused(sizes_key((n, chance.randint(1, 9))), "it lost")
     entry.mark_refused(AttemptKey("the last"), "it lost")
-    assert len(entry.refused) == site.MOST_REFUSED and AttemptKey("the last") in entry.refused
+    assert len(entry.refused) == site.MAX_REFUSED and AttemptKey("the last") in entry.refused
     fast.close()
 
 
@@ -191,13 +191,13 @@ class Named(nn.Module):
 def test_names_in_any_order_are_served_beyond_those_that_are_kept() -> None:
     fast: Any = hotfuse.jit(Named(), settings=INLINE)
     orders = list(itertools.permutations("abcdef"))
-    assert len(orders) > engine.MOST_PLAIN
+    assert len(orders) > engine.MAX_PLAIN
     x = torch.arange(1.0, 7.0)
     with torch.no_grad():
         for order in orders:
             got = fast(**{name: x["abcdef".index(name)].reshape(1) for name in order})
             assert got.item() == 91.0
-    assert len(fast._engine._plain) <= engine.MOST_PLAIN
+    assert len(fast._engine._plain) <= engine.MAX_PLAIN
     fast.close()
 
 

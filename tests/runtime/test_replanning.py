@@ -23,8 +23,8 @@ from hotfuse.compile.value import Demand
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.profile.traffic import MeasuredPiece, TrafficSeen
-from hotfuse.runtime.observe.graph_weights import MIN_SAMPLES, MOST_KEPT, GraphWeights
-from hotfuse.runtime.tierup.strategies import MOST_REPLANS, weights_moved
+from hotfuse.runtime.observe.graph_weights import MAX_KEPT, MIN_SAMPLES, GraphWeights
+from hotfuse.runtime.tierup.strategies import MAX_REPLANS, weights_moved
 from hotfuse.specialize.table import REPLANNED
 from tests.races import kernels_win
 
@@ -111,9 +111,9 @@ def test_weights_outlive_the_plan_that_they_were_measured_in() -> None:
     third = second.updated([piece("b", 5.0)]).updated([piece("b", 6.0)])
     assert [(p.graph, p.us) for p in third.told()] == [("b", 6.0), ("a", 10.0)]
     many = GraphWeights()
-    for i in range(3 * MOST_KEPT):
+    for i in range(3 * MAX_KEPT):
         many = many.exchanged().updated([piece(str(i), 1.0)])
-    assert len(many.told()) <= MOST_KEPT
+    assert len(many.told()) <= MAX_KEPT
 
 
 def test_a_graph_is_planned_again_as_often_as_that_may_tell_anything() -> None:
@@ -125,7 +125,7 @@ def test_a_graph_is_planned_again_as_often_as_that_may_tell_anything() -> None:
     assert weights_moved(entry) == 0.0, "planned by them, whatever came of it"
     entry.weighed = GraphWeights((piece("a", 11.0), piece("b", 29.0)))
     assert weights_moved(entry) > 0, "and moved since"
-    entry.replans = MOST_REPLANS
+    entry.replans = MAX_REPLANS
     assert weights_moved(entry) == 0.0
     entry.replans, entry.weighed = 0, GraphWeights((piece("a", 11.0, MIN_SAMPLES - 1), piece("b", 29.0)))
     assert weights_moved(entry) == 0.0, "too few samples"

@@ -186,7 +186,7 @@ class RecordingDevice(Protocol):
         ...
 
 
-LEAST_LEFT = 2
+MIN_LEFT = 2
 """Times the memory that recordings take of a device that has to be left to the program: it needs some between calls, too."""
 
 
@@ -194,7 +194,7 @@ def too_large(device: RecordingDevice) -> str:
     """Why what was just recorded is better let go of; empty where it leaves memory enough to the program."""
     held = device.held()
     left = device.free() if held else 0
-    return f"its recordings hold {held >> 20} MiB and leave {left >> 20} MiB of the device" if left < LEAST_LEFT * held else ""
+    return f"its recordings hold {held >> 20} MiB and leave {left >> 20} MiB of the device" if left < MIN_LEFT * held else ""
 
 
 class DeviceBackend(Protocol):

@@ -29,13 +29,13 @@ from hotfuse.profile.rows import StoredMachine
 from hotfuse.profile.store import Store
 
 NAME = "kernels of all machines"
-MOST_ROWS = 6000
+MAX_ROWS = 6000
 """Of all machines together, evenly, the newest: training takes seconds then."""
-MOST_MACHINES = 12
+MAX_MACHINES = 12
 """The most recently seen."""
-MOST_TRIALS = 4
+MAX_TRIALS = 4
 """Times that machines are left out; where there are more of them, several at once."""
-LEAST_ROWS = 40
+MIN_ROWS = 40
 """A machine with fewer says nothing of its own."""
 TELLING = 3
 """Machines from which on it is tried whether a forest should know which one a row is about."""
@@ -57,10 +57,10 @@ class MachineRows:
 
 def machines(store: Store, *, without: int | None = None) -> list[MachineRows]:
     """All that a store has enough rows and measured peaks of; `without` leaves one out."""
-    known = [m for m in store.machines() if m.id != without and not m.is_device][:MOST_MACHINES]
+    known = [m for m in store.machines() if m.id != without and not m.is_device][:MAX_MACHINES]
     asked = [(m, t, at) for m in known for t in sorted(store.measured_threads(m.id)) if (at := roofline_of(m, t)) is not None]
-    found = [MachineRows(m.id, m.name, at, calibrate.samples(store, m.id, t, MOST_ROWS // len(asked))) for m, t, at in asked]
-    return [f for f in found if len(f.rows) >= LEAST_ROWS]
+    found = [MachineRows(m.id, m.name, at, calibrate.samples(store, m.id, t, MAX_ROWS // len(asked))) for m, t, at in asked]
+    return [f for f in found if len(f.rows) >= MIN_ROWS]
 
 
 def roofline_of(known: StoredMachine, threads: int) -> Roofline | None:
@@ -106,7 +106,7 @@ class Pooled:
         """Each machine predicted by a model that saw no row of it."""
         predicted = self.seconds.copy()
         names, number = np.unique(self.machine, return_inverse=True)
-        trial = number % MOST_TRIALS if len(names) > MOST_TRIALS else number
+        trial = number % MAX_TRIALS if len(names) > MAX_TRIALS else number
         for one in np.unique(trial):
             test = trial == one
             predicted[test] = self.grown(~test, knows=knows, few=few, seed=seed).seconds(self.found.pick(test))
@@ -146,7 +146,7 @@ def fit(parts: Sequence[MachineRows], *, few: int = forest.BOOST_FROM_ROWS, seed
 def train(store: Store) -> PerformanceModel | None:
     """A new version of the fleet's model from everything in a store; None where that is too little."""
     parts = machines(store)
-    if sum(len(p.rows) for p in parts) < model.LEAST_SAMPLES:
+    if sum(len(p.rows) for p in parts) < model.MIN_SAMPLES:
         return None
     made = fit(parts)
     return replace(made, version=model.save(store, made, None, NAME))

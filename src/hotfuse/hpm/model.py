@@ -54,7 +54,7 @@ _CUT = np.array(
     [n in ("pointwise", "broadcast", "reduction", "contraction", "convolution") for n in FAMILIES], np.float64
 )
 """Families that have several tilings."""
-LEAST_SAMPLES = 40
+MIN_SAMPLES = 40
 """A model of fewer rows would know less than the roofline."""
 
 
@@ -284,7 +284,7 @@ def fit(
 def best_fit(samples: TrainingRows, at: Roofline, support: Support | None) -> PerformanceModel:
     """The same; rows of other machines stay where they made errors on problems that it had not seen smaller."""
     made = fit(samples, at, support=support)
-    if support is None or len(samples) < LEAST_SAMPLES:
+    if support is None or len(samples) < MIN_SAMPLES:
         return made
     alone = fit(samples, at)
     return made if made.facts["held_out"]["mape"] < alone.facts["held_out"]["mape"] else alone

@@ -57,13 +57,13 @@ from hotfuse.runtime.whole_calls import BLOCK, WHOLE_BELOW_S
 from hotfuse.specialize.table import TIER1
 
 _TENSORS = {torch.Tensor, nn.Parameter}
-MOST_PLAIN = 256
+MAX_PLAIN = 256
 """Combinations of argument names that are looked up in one step: names come in any order."""
 SHORT_S, LEARNED_ONCE_IN = 2e-4, 8
 """Of short calls that are compared, and of those of which learning takes more than such a part, one in so many is learned from:
 that takes several times as long as a short call, and finds its way out of every cache. Python code suffers more from that than a
 native plan, so a plan would win that is slower in use."""
-MOST_LOOK_S = 1e-3
+MAX_LOOK_S = 1e-3
 """What a look counts for at most: what takes longer was interrupted, or did something that is not done again."""
 _around: Around = asked_in_python
 """What is around a call; one native question for the whole process as soon as a model is hot."""
@@ -275,7 +275,7 @@ class Engine:
         spec = take_call(args, kwargs).spec
         if (site := self.sites.get(spec)) is None:
             return self._unmet(key, spec, leaves, args, kwargs)
-        if len(self._plain) < MOST_PLAIN:
+        if len(self._plain) < MAX_PLAIN:
             self._plain[key] = site
         return self.serve(args, kwargs, counted=True, met=(site, leaves, ()))
 
@@ -459,7 +459,7 @@ class Engine:
                 self._learner.compared(site, entry, turn, leaves, spent, finish_s, time.perf_counter() - entered - spent - finish_s)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
-            entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MOST_LOOK_S) - entry.look_s) / 8
+            entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
             if turn is None and spent < WHOLE_BELOW_S and answer is plan:
                 self._begin_whole_calls(site, entry, plan, counts)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan

@@ -26,9 +26,9 @@ BLOCK = 16
 """Calls of a block."""
 FIRST_ROUNDS, IN_DOUBT = 4, 1 / 3
 """Of a plan's audit before it is compared so, and the part of the own code's time from which on it is not far ahead."""
-MOST_ROUNDS, MOST_BROKEN = 24, 48
+MAX_ROUNDS, MAX_BROKEN = 24, 48
 """Rounds without a result behind which the plan stays, and blocks that something came between."""
-SURE, SURE_IT_STAYS = 100.0, 20.0
+WITHDRAWN_AT, KEPT_AT = 100.0, 20.0
 """How much a stake on one side must have grown (`tierup.race.growth`): a plan that loses eight rounds of eight goes."""
 WORTH_S = 1e-6
 """What a call must take longer for its plan to go."""
@@ -94,7 +94,7 @@ class WholeCalls:
         by_own = BLOCK if begun.own else 0
         if (number - begun.number - 1, answered - begun.answered, thread) != (BLOCK - by_own, by_own, begun.thread):
             self._broken += 1
-            self.ended = self._broken >= MOST_BROKEN
+            self.ended = self._broken >= MAX_BROKEN
             return None
         seconds = (now - begun.at) / BLOCK
         if not begun.own:
@@ -108,8 +108,8 @@ class WholeCalls:
         rounds = len(self._rounds)
         lost = sum(plan_s > own_s for plan_s, own_s in self._rounds)
         plan_s, own_s = (median(r[side] for r in self._rounds) for side in (0, 1))
-        self.ended = rounds >= MOST_ROUNDS or growth(rounds - lost, rounds) >= SURE_IT_STAYS
-        if growth(lost, rounds) < SURE or plan_s - own_s < WORTH_S:
+        self.ended = rounds >= MAX_ROUNDS or growth(rounds - lost, rounds) >= KEPT_AT
+        if growth(lost, rounds) < WITHDRAWN_AT or plan_s - own_s < WORTH_S:
             return None
         self.ended = True
         return SlowerInUse(plan_s, own_s, rounds)

@@ -64,9 +64,9 @@ TRIALS_S = 60.0
 """Seconds that compiling the kernels of one graph may take, and as many that trying them may, rests between trials not counted."""
 MARGIN = 0.97
 """A kernel must take less than this part of the library's time."""
-MOST_PLACES = 12
+MAX_PLACES = 12
 """Places in the model whose weights a trial goes through."""
-TUNING_S, LONGEST_TUNING_S = 4.0, 45.0
+TUNING_S, MAX_TUNING_S = 4.0, 45.0
 """Seconds for choosing kernels inside the whole plan, that are measured and with the rests between."""
 NORMS, FOLDED = "layer norms", "folded"
 """What is kept of them, where products took them in; else `STAYS`."""
@@ -311,7 +311,7 @@ class Generation:
 
     def _try(self, part: DevicePart, unit: TriedGroup, env: Mapping[str, Any]) -> None:
         unit.tried = True
-        alike = [part, *(p for p in self.parts if p.key == part.key and p is not part)][:MOST_PLACES]
+        alike = [part, *(p for p in self.parts if p.key == part.key and p is not part)][:MAX_PLACES]
         pieces = [extract(self.graph, p.nodes, "part") for p in alike]
         libraries = [flat_function(piece, meaning, self.weights)[0] for piece in pieces]
         inputs = [env[v.name] for v in pieces[0].inputs]
@@ -364,7 +364,7 @@ class Generation:
             return "its kernels are those that an earlier process chose in the whole plan"
         order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
-        until, at_last = self.pace.busy_s + TUNING_S, time.monotonic() + LONGEST_TUNING_S
+        until, at_last = self.pace.busy_s + TUNING_S, time.monotonic() + MAX_TUNING_S
         made: dict[tuple[int, ...], DeviceTimer] = {}
         with torch.no_grad(), self.before_calls():
 

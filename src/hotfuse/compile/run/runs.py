@@ -56,7 +56,7 @@ took it 39 between two runs, whose values lie in memory of their own and not in 
 MAX_RETRIED_ELEMENTS = 1 << 20
 """Most elements that a group without a kernel may move to be tried again for the sake of a run: larger ones take so long that a run
 matters little."""
-MOST_NODES = 24
+MAX_NODES = 24
 UNFINISHED = -math.inf
 """Instead of a time: what has no kernel yet may get one."""
 BRIDGES_S = 20.0
@@ -96,7 +96,7 @@ class _RunKernels:
     def bridge(self, graph: Graph, nodes: range) -> int:
         """A kernel for nodes that have none; -1 where there is none that pays inside a run."""
         chosen = [graph.nodes[i] for i in nodes]
-        if len(chosen) > MOST_NODES or any(n.kind is not Kind.OPERATOR or not n.outs for n in chosen):
+        if len(chosen) > MAX_NODES or any(n.kind is not Kind.OPERATOR or not n.outs for n in chosen):
             return -1
         if max(self._elements(n) for n in chosen) > MAX_RETRIED_ELEMENTS:
             return -1
@@ -251,7 +251,7 @@ def _pieces(graph: Graph, begin: int, end: int, bench: _RunKernels) -> list[tupl
     """
     said = len(bench.notes)
     kernel = bench.bridge(graph, range(begin, end))
-    if kernel >= 0 or end - begin > MOST_NODES:
+    if kernel >= 0 or end - begin > MAX_NODES:
         return [(begin, end, kernel)]
     cut = begin + bench.reach(graph, range(begin, end))
     if cut == end:  # one kernel could do all of it, and does not pay

@@ -29,7 +29,7 @@ BUDGET_S = 0.5
 TURN_S = 0.06
 """Most seconds for the turns of one look."""
 PASSES = 6
-LOOKS = 2
+WINS_IN_A_ROW = 2
 """How many times in a row a candidate has to win, each time over the best turns of all looks so far."""
 ENTRY_S = 0.3e-6
 """Calling one more kernel of a native run."""
@@ -76,7 +76,7 @@ class UnitContests:
     def _timed(self, old: Sequence[Side], new: Sequence[Side], threads: int) -> tuple[float, float]:
         sides = [[b for s in side if (b := self._bound(s, threads)) is not None] for side in (old, new)]
         before = after = 0.0
-        for _ in range(LOOKS):
+        for _ in range(WINS_IN_A_ROW):
             measure.timed([b for side in sides for b in side], PASSES, self.clock() + TURN_S)
             before, after = (sum(b.figure()[0] + self._entering(b) for b in side) for side in sides)
             if not _better(before, after):

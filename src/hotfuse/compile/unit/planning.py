@@ -39,7 +39,7 @@ class Gate:
     layouts: Contest | None = None
 
 
-MOST_LINES = 24
+MAX_LINES = 24
 """Decisions that are shown."""
 
 
@@ -71,7 +71,7 @@ def adjusted(
     if engine is None:
         return graph, tuple(groups), []
     found = planned(engine, graph, groups, sizes)
-    return found.graph, found.groups, decision_lines.lines(found, MOST_LINES)
+    return found.graph, found.groups, decision_lines.lines(found, MAX_LINES)
 
 
 def planner(
