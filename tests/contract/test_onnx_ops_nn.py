@@ -16,8 +16,8 @@ from hotfuse.base.errors import ModelError
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.ops import pool
 from hotfuse.frontends.onnx.onnx_program import NodeCtx
+from hotfuse.frontends.onnx.ops import pool
 from hotfuse.frontends.onnx.registry import find
 from hotfuse.frontends.onnx.tracing.traced_model import trace
 from hotfuse.frontends.onnx.values import from_any, to_numpy

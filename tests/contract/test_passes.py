@@ -81,7 +81,7 @@ def test_branches_are_grouped_by_themselves_whatever_their_sizes_are_made_of() -
 """)
     with pytest.raises(InternalError, match="breaks invariant 11"):
         verify(branch)
-    job = GroupingJob({"u0": 9}, Core(8, 16), lambda _piece: "", told=frozenset({"u0"}))
+    job = GroupingJob({"u0": 9}, Core(8, 16), lambda _piece: "", outer_symbols=frozenset({"u0"}))
     with verifying():
         made: GroupedGraph = run_all(GROUPING, branch, job)
     assert [len(g.nodes) for g in made.groups] == [2]

@@ -285,7 +285,7 @@ class Compilation:
         if isinstance(answer, UnitMissing):
             self._send(unit, answer.missing)
         elif isinstance(answer, UnitKernel):
-            self.graph.made(unit, answer, codes)
+            self.graph.add_kernel(unit, answer, codes)
             if isinstance(self.estimate, RooflineEstimator):
                 self.estimate.learn(unit.kind, answer.kernel.compile_s)
             if unit.of is not None:

@@ -185,7 +185,7 @@ class CompileGraph:
         self.units[key].uses.append(place)
         return self.units[key]
 
-    def made(self, unit: Unit, answer: UnitKernel, codes: Sequence[bytes]) -> None:
+    def add_kernel(self, unit: Unit, answer: UnitKernel, codes: Sequence[bytes]) -> None:
         """A unit has a kernel, which another of the same text may have brought already, and perhaps others for other sizes."""
         about = answer.kernel
         if answer.text not in self._numbers:
@@ -214,7 +214,7 @@ class CompileGraph:
             level.parts = split(level.parts, number, at, why)
             del level.units[number]
             halves = pieces[i] if i < len(pieces) else pieces[0]  # a use that came while it was compiled
-            for piece, made in zip(halves, level.parts.history.diffs[-1].made, strict=True):
+            for piece, made in zip(halves, level.parts.history.diffs[-1].added, strict=True):
                 if (new := self._use(piece, (body, made))) is not None and i == 0:
                     found.append(new)
         unit.uses = []
@@ -242,9 +242,9 @@ class CompileGraph:
 
     def message(self) -> wire.Message:
         """What there is so far, in the form of an answer: the body, its kernels and their code."""
-        return {**self._body(0), "kernels": list(self.kernels), "notes": self.said()}, list(self.codes)
+        return {**self._body(0), "kernels": list(self.kernels), "notes": self.note_lines()}, list(self.codes)
 
-    def said(self) -> list[str]:
+    def note_lines(self) -> list[str]:
         """Every decision against a kernel, with how often it was taken."""
         return [f"{n} ({k} times)" if k > 1 else n for n, k in self.notes.items()]
 

@@ -76,7 +76,7 @@ def grouping(graph: str, sizes: Mapping[str, int], model: str, seen: str, make: 
     seen to bring the same.
     """
     folder = request_context.folder()
-    basis = {**versions(), **target(), "options": repr(request_context.asked()), "model": model,
+    basis = {**versions(), **target(), "options": repr(request_context.request_settings()), "model": model,
              "sizes": repr(sorted(sizes.items())), **({"seen": digest(seen)} if seen else {})}
     return answered(folder, Address("grouping", digest(graph), basis), make, WAIT_S)[0]
 

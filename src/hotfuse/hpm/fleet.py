@@ -78,7 +78,7 @@ def roofline_of(known: StoredMachine, threads: int) -> Roofline | None:
 class Pooled:
     """Rows of several machines together."""
 
-    found: Features
+    features: Features
     seconds: Vector
     weight: Vector
     """Every machine counts the same in all, however many rows it has."""
@@ -100,7 +100,8 @@ class Pooled:
     def grown(self, where: Vector | None = None, *, knows: bool, few: int, seed: int) -> PerformanceModel:
         """A model of them, or of some rows; `knows`: it reads which machine each is about."""
         chosen = np.ones(len(self.seconds), bool) if where is None else where.astype(bool)
-        return model.grown(self.found.pick(chosen), self.seconds[chosen], self.weight[chosen], seed=seed, few=few, machines=knows)
+        rows, seconds, weight = self.features.pick(chosen), self.seconds[chosen], self.weight[chosen]
+        return model.grown(rows, seconds, weight, seed=seed, few=few, machines=knows)
 
     def left_out(self, *, knows: bool, few: int, seed: int) -> Vector:
         """Each machine predicted by a model that saw no row of it."""
@@ -109,7 +110,7 @@ class Pooled:
         trial = number % MAX_TRIALS if len(names) > MAX_TRIALS else number
         for one in np.unique(trial):
             test = trial == one
-            predicted[test] = self.grown(~test, knows=knows, few=few, seed=seed).seconds(self.found.pick(test))
+            predicted[test] = self.grown(~test, knows=knows, few=few, seed=seed).seconds(self.features.pick(test))
         return predicted
 
 
@@ -126,7 +127,7 @@ def fit(parts: Sequence[MachineRows], *, few: int = forest.BOOST_FROM_ROWS, seed
             errors = [float(np.abs(np.log(pooled.seconds / p)).mean()) for p in (predicted, told)]
             knows, predicted = (True, told) if errors[1] < HELPED * errors[0] else (False, predicted)
     made = pooled.grown(knows=knows, few=few, seed=seed)
-    judged = predicted if count > 1 else pooled.found.roofline.seconds
+    judged = predicted if count > 1 else pooled.features.roofline.seconds
     off = np.log(pooled.seconds / judged)
     each = {
         name: model.accuracy(pooled.seconds[pooled.machine == m], predicted[pooled.machine == m])
@@ -137,10 +138,10 @@ def fit(parts: Sequence[MachineRows], *, few: int = forest.BOOST_FROM_ROWS, seed
         "trees": len(made.forest.roots), "knows_machines": knows, "seconds": round(time.perf_counter() - started, 3),
         "held_out": model.accuracy(pooled.seconds, predicted) if count > 1 else {},
         "left_out": each if count > 1 else {},
-        "rooflines": model.accuracy(pooled.seconds, pooled.found.roofline.seconds) if count > 1 else {},
+        "rooflines": model.accuracy(pooled.seconds, pooled.features.roofline.seconds) if count > 1 else {},
         "features": list(model.MANY_MACHINES if knows else model.INPUTS), "rows": list(ROW_NAMES), "kept": model.KEPT,
     }  # fmt: skip
-    return replace(made, width=model.intervals(pooled.found.family, judged, off), facts=facts)
+    return replace(made, width=model.intervals(pooled.features.family, judged, off), facts=facts)
 
 
 def train(store: Store) -> PerformanceModel | None:
@@ -164,4 +165,4 @@ def support(parts: Sequence[MachineRows]) -> model.Support | None:
         return None
     pooled = Pooled.of(parts)
     alone = pooled.grown(knows=False, few=forest.BOOST_FROM_ROWS, seed=0)
-    return model.Support(pooled.found, pooled.seconds, pooled.weight / pooled.weight.sum() * SUPPORT, alone)
+    return model.Support(pooled.features, pooled.seconds, pooled.weight / pooled.weight.sum() * SUPPORT, alone)

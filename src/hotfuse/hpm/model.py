@@ -136,7 +136,7 @@ FAMILY_ROWS = 10.0
 class Support:
     """Rows of other machines that are learned from beside a machine's own (`hpm.fleet`)."""
 
-    found: Features
+    features: Features
     """Each against the roofline of the machine it was measured on."""
     seconds: Vector
     weight: Vector
@@ -152,9 +152,9 @@ class Support:
         for f in np.unique(found.family):
             own = off[found.family == f]
             shift[f] += (float(np.median(own)) - overall) * len(own) / (len(own) + FAMILY_ROWS)
-        there = self.seconds * np.exp(shift[self.found.family])
+        there = self.seconds * np.exp(shift[self.features.family])
         more = self.weight * float(weight.mean())
-        return joined([found, self.found]), np.concatenate([seconds, there]), np.concatenate([weight, more])
+        return joined([found, self.features]), np.concatenate([seconds, there]), np.concatenate([weight, more])
 
 
 def _inputs(found: Features, rates: fitted.Rates, *, machines: bool) -> tuple[npt.NDArray[np.float32], Vector]:

@@ -250,10 +250,10 @@ class Generation:
         """What an earlier process chose is the only candidate."""
         tiling = self.kept.tiling(key)
         if tiling == STAYS:
-            unit.known = unit.tried = True
+            unit.chosen_before = unit.tried = True
             unit.because = "the library's kernels were faster in an earlier process"
         elif found := [c for c in unit.candidates if c.tiling == tiling]:
-            unit.known, unit.candidates = True, found
+            unit.chosen_before, unit.candidates = True, found
 
     def _candidate(self, unit: TriedGroup, made: MadeDeviceKernel, code: bytes) -> DeviceCandidate:
         function = LoadedLater(device_kernel(code, made.built), self.device)
@@ -336,7 +336,7 @@ class Generation:
         if us < MARGIN * found.library_us:
             unit.chosen = at
         else:
-            unit.because = f"its best kernel takes {unit.said(at)}"
+            unit.because = f"its best kernel takes {unit.timing(at)}"
 
     def before_calls(self) -> AbstractContextManager[None]:
         """A stream that goes before those of calls, done at the end."""
@@ -360,7 +360,7 @@ class Generation:
         tried = {k: (u, u.trial) for k, u in self.units.items() if u.trial is not None}
         if self.few:
             return "of each group the likeliest kernels alone were made; the others follow"
-        if all(u.known for u, _ in tried.values()):
+        if all(u.chosen_before for u, _ in tried.values()):
             return "its kernels are those that an earlier process chose in the whole plan"
         order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
@@ -427,7 +427,7 @@ class Generation:
         tried = sum(len(u.candidates) for u in units)
         took = ", ".join(f"{k} {v:.1f}" for k, v in self.spent.items())
         spent = f"{tried} kernels of {len(self.units)} groups, chosen by {' and '.join(self.chosen_by)}; seconds: {took}"
-        notes = [f"{u.uses} x {u.ops}: {u.said(u.chosen)}" for u in units if u.kernel is not None]
+        notes = [f"{u.uses} x {u.ops}: {u.timing(u.chosen)}" for u in units if u.kernel is not None]
         head = f"{calls} calls of {len(kernels)} generated kernels on {self.device}, {library} library calls"
         said = (head, tuned, f"{spent}{untaught(self.teaching)}", *notes, *self._stays())
         untried = sum(bool(u.candidates) for u in units) if self.few else 0

@@ -21,7 +21,7 @@ from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.answer_bodies import Answered, KernelAnswer
 from hotfuse.compile.request_bodies import KernelRequest, Request
-from hotfuse.compile.request_context import asked, kernels
+from hotfuse.compile.request_context import kernels, request_settings
 from hotfuse.compile.variants.trial import drawn, tamed
 from hotfuse.hpm.work import NO_TILE, Candidate, TileShape
 from hotfuse.hpm.work import CoreShape as AnyCore
@@ -107,7 +107,7 @@ def make(graph: Graph, core: Core) -> CompiledCandidate:
 
 def request(graph: Graph, core: Core) -> dict[str, Any]:
     """What to ask a worker for, under the settings of the request that is being answered."""
-    return Request(KernelRequest(show(graph), core), asked()).header()
+    return Request(KernelRequest(show(graph), core), request_settings()).header()
 
 
 def handle(request: KernelRequest) -> Answered:

@@ -72,7 +72,7 @@ class _RunKernels:
     """Per kernel, those that serve its group at other sizes."""
     sizes: Mapping[str, int]
     threads: int
-    made: list[MadeKernel] = field(default_factory=list[MadeKernel])
+    kernels: list[MadeKernel] = field(default_factory=list[MadeKernel])
     codes: list[bytes] = field(default_factory=list[bytes])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     refused: dict[str, HotfuseError] = field(default_factory=dict[str, HotfuseError])
@@ -169,7 +169,7 @@ class _RunKernels:
         options = (allowance_us, core.precision, core.lean, backend_name())
         basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
         about, codes = verdict("bridge", piece.text, basis, make)
-        self.made.append(decoded(MadeKernel, about, "a kept kernel"))
+        self.kernels.append(decoded(MadeKernel, about, "a kept kernel"))
         self.codes += codes
         self.given.append(kernel_text.from_json(about))
         self.numbers[piece.text] = len(self.given) - 1
@@ -384,5 +384,5 @@ def handle(request: RunsRequest) -> Answered:
     bench = _RunKernels([kernel_text.from_json(dict(k)) for k in request.kernels], variants, request.dims, threads(),
                         until=time.monotonic() + seconds if seconds > 0 else UNFINISHED)  # fmt: skip
     made: RunBodies = run_all(RUNS, _level(dict(request.body)), bench)
-    answer = RunsAnswer(made.body, tuple(bench.made), len(made.drivers), tuple(dict.fromkeys(bench.notes)))
+    answer = RunsAnswer(made.body, tuple(bench.kernels), len(made.drivers), tuple(dict.fromkeys(bench.notes)))
     return answer, [*bench.codes, *made.drivers]

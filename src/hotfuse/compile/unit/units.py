@@ -94,7 +94,7 @@ def _plan(text: str, sizes: Mapping[str, int], seen: TrafficSeen) -> tuple[PlanA
 
     def make() -> Message:
         bodies: list[GroupedBody] = []
-        _body(verify(parse(text)), sizes, bodies, {}, request_context.asked().objective, measuring(sizes), costs)
+        _body(verify(parse(text)), sizes, bodies, {}, request_context.request_settings().objective, measuring(sizes), costs)
         return message(PlanAnswer(tuple(bodies), kernel_cache().peaks, {}))
 
     ahead = foresight()
@@ -331,10 +331,10 @@ class _Unit:
         )  # fmt: skip
         also = tuple(
             MadeKernel(**to_json(m.lowered), ops=piece.ops, compile_s=round(sum(m.compiled.seconds.values()), 4))
-            for m in found.made
+            for m in found.kernels
         )
         answer = UnitKernel(about, text_id(piece.text), also, (*found.notes, *said))
-        return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
+        return answer, [made.compiled.code, *(m.compiled.code for m in found.kernels)]
 
     def _skipping(self, piece: NormalGroup, made: BuiltKernel, what: str) -> tuple[BuiltKernel, Skips | None, list[str]]:
         """The same product with a side that leaves zeros out, where that pays for some share of them; else why not."""
@@ -342,7 +342,7 @@ class _Unit:
         try:
             with as_served(self.threads) as threads:
                 here = kernel_cache()
-                both, skips = Skipping(piece.normal, piece.sizes, here.core, here.peaks, _predictor(), threads, what).found()
+                both, skips = Skipping(piece.normal, piece.sizes, here.core, here.peaks, _predictor(), threads, what).build()
         except HotfuseError as e:
             return made, None, [f"{what}: {e.because or e.what}"]
         return BuiltKernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
@@ -356,7 +356,7 @@ class _Unit:
         core = made.core or kernel_cache().core
         return VariantSearch(piece.normal, general, piece.sizes, core, kernel_cache().peaks, predict, self.uses[0][0].guards,
                         piece.meaning, threads=self.threads, until=time.perf_counter() + BUDGET_S,
-                        also=precision_variants.kinds(kernel_cache().core)).found()  # fmt: skip
+                        also=precision_variants.kinds(kernel_cache().core)).decide()  # fmt: skip
 
     def _keys(self) -> list[str]:
         """The keys of all uses, where they may differ."""

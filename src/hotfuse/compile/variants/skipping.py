@@ -104,7 +104,7 @@ class Skipping:
     measure: Measured | None = None
     """For tests: instead of running kernels."""
 
-    def found(self) -> tuple[CompiledCandidate, Skips]:
+    def build(self) -> tuple[CompiledCandidate, Skips]:
         """The kernel with both sides, and where it changes; raises a HotfuseError where rows are never worth leaving out."""
         rows = self.what == SKIP
         lowered = lower_contraction(self.graph, self.core, skipping=rows, sparse=0 if rows else ROWS_TOGETHER)

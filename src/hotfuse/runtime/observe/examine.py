@@ -110,7 +110,7 @@ class Examiner:
             try:
                 with background_priority():  # many objects: a full collection would stop every call for a quarter of a second
                     if (found := findings(asked, answer)) and entry is not None:
-                        recorder.found(entry.baseline.graph, found, asked)
+                        recorder.note_findings(entry.baseline.graph, found, asked)
                         log.count("examinations")
                         entry.findings = found  # published last: readers find them counted and kept
             except Exception as e:  # in a thread of the pool, which would print it

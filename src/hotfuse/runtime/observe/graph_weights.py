@@ -49,7 +49,7 @@ class GraphWeights:
         """Another plan serves, which nobody has examined."""
         return GraphWeights((), (*self.serving, *self.before)[:MAX_KEPT])
 
-    def told(self) -> tuple[MeasuredPiece, ...]:
+    def pieces(self) -> tuple[MeasuredPiece, ...]:
         """All of them, for a planner."""
         return (*self.serving, *self.before)
 

@@ -229,7 +229,7 @@ class Recorder:
         except Exception as e:
             self._count(e)
 
-    def found(self, graph: Graph, found: Sequence[Finding], asked: Sequence[PartitionQuestion] = ()) -> None:
+    def note_findings(self, graph: Graph, found: Sequence[Finding], asked: Sequence[PartitionQuestion] = ()) -> None:
         """What limits partitions: put beside their times, and under the names of what they compute."""
         if not self.on:
             return

@@ -63,7 +63,7 @@ def traffic_of(sampler: CallSampler, entry: Entry, log: EventLog) -> Callable[[G
             number, found, names = known
             masks = _masks(found, lambda item: names.item_name(number, item))
             weigh(sampler, entry)
-        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), entry.weighed.told())
+        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), entry.weighed.pieces())
 
     return told
 

@@ -24,7 +24,7 @@ _LOGIC = {"logical_and": "and", "logical_or": "or", "bitwise_and": "and", "bitwi
 _NOT = ("logical_not", "bitwise_not")
 
 
-def asked(graph: Graph, condition: int, names: tuple[str, ...], weights: Mapping[str, Any]) -> Ask | None:
+def scalar_condition(graph: Graph, condition: int, names: tuple[str, ...], weights: Mapping[str, Any]) -> Ask | None:
     """The output `condition` of a graph as a function of the inputs `names`, of which the graph reads some; None where it is
     anything but logic of single integers."""
     if not 0 < len(graph.nodes) <= MAX_NODES:

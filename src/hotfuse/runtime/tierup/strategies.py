@@ -119,7 +119,7 @@ def replanned(context: AttemptContext, entry: Entry) -> Attempt | None:
     inputs, serving = entry.samples.inputs(), entry.plan
     if inputs is None or serving.account is None:
         return None
-    entry.planned_by, entry.replans = entry.weighed.told(), entry.replans + 1
+    entry.planned_by, entry.replans = entry.weighed.pieces(), entry.replans + 1
     demand = replace(demand_of(context, entry), replanned=entry.weighed.coarse(), serving=serving.account.grouping)
 
     def make() -> Plan:
