@@ -1,6 +1,6 @@
-"""The seam: what a target is, and what a back end does. Everything outside `backends` speaks to one through these types.
+"""The seam: the types of a target and of a back end. Code outside `backends` uses a back end through these types alone.
 
-A back end is a folder and a row in `backends.registry`. There are three sizes of it, each with all that the smaller one has:
+A back end is a folder and a row in `backends.registry`. There are three interfaces, each of which extends the one before:
 
     Backend        a graph and its weights become something callable (`library`, `cuda`)
     KernelBackend  tile kernels become code that is compiled in any process and loaded in the one that serves (`interp`, `llvm`)

@@ -1,9 +1,9 @@
 """The dynamic compilation graph: a graph's units, which are cut, fused and decided while others compile.
 
-The worker says how the graph is grouped; each distinct group is a unit, whatever the number of its uses. An answer is a kernel, a
-cut, or a refusal. The partitioning is the partition manager's, so every change is checked and remembered; what it is at any
-moment can be made into a plan, in which whatever has no kernel yet runs in the library. Who compiles what and when is
-`compile.compilation`'s business, which neighbours are worth a common kernel is `compile.unit_pairs`'s.
+A worker groups the graph. Each distinct group is a unit, however often it is used. The answer to a unit is a kernel, a cut, or a
+refusal. The partition manager holds the partitioning, so every change is checked and recorded. Any intermediate partitioning can
+become a plan: groups without a kernel run in the library. `compile.compilation` decides the order of compiling, and
+`compile.unit_pairs` which neighbours are worth a common kernel.
 """
 
 from __future__ import annotations

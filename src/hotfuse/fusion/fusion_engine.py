@@ -1,12 +1,12 @@
 """The fusion engine: from groups to better groups, by prediction, until nothing pays.
 
     start    the groups that access classes suggest, or single nodes
-    round    candidates around everything that is new; what looks alike is predicted once; the best of those that pay are taken
-    explore  where contests are held: what predictions leave undecided is measured while the budget lasts (`fusion.exploration`)
+    round    candidates around new groups are predicted, equal ones once; the best of those that pay are applied
+    explore  candidates that predictions cannot decide are measured while the budget lasts (`fusion.exploration`)
     end      no candidate is worth more than nothing
 
-Every round makes the plan's predicted score smaller and nothing is looked at twice, so it ends. Each decision, taken or not, is
-kept with its reasons. The result is a prediction: it is measured when it is built, before it serves.
+Every round lowers the plan's predicted score and no candidate is examined twice, so the engine terminates. It records each
+decision, taken or not, with its reasons. The result is a prediction: kernels are measured when they are built, before they serve.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The engine: serves a model while its plans are made and exchanged in the background.
 
-A call never waits: it runs in a captured plan whose guard holds (`plans`), or in the model's own code (`capturing`). Some calls
-are looked at: timed, noted as samples, and asked whether their plan has earned a better one (`improve`). The engine knows no
-compiler and no front end: both come in as functions, so tests drive it with fakes.
+A call never waits. It runs in a captured plan whose guard holds (`plans`), or in the model's own code (`capturing`). The engine
+samples some calls: it times them, keeps their inputs, and decides whether their plan has earned a better one (`improve`). It
+imports no compiler and no front end: both come in as functions, so tests drive it with fakes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The plans of one model: where they are kept, who may exchange them, and what takes them away.
 
-Serving reads them without a lock. Capturing and improving exchange them under one, and only while the model is the one they
-were made of: `generation` grows whenever it is not. A plan that is taken away is freed when no call can be in it (`epochs`).
+Serving reads them without a lock. Capturing and improving exchange them under a lock, and only while the model is the one they
+were made of: every change of the model increments `generation`. A withdrawn plan is freed when no call can be in it (`epochs`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A call site: one call structure, the plans captured for it, and what its calls looked like.
 
-A call asks the site's inline cache (`dispatch`) for its route and runs wholly in the plan it found there, whatever is swapped
-in meanwhile: tables of the cache, plans and versions are immutable and exchanged by a single reference store.
+A call looks up its plan in the site's inline cache (`dispatch`) and runs wholly in that plan, even if another one is deployed
+meanwhile: cache tables, plans and versions are immutable and exchanged by a single reference store.
 """
 
 from __future__ import annotations

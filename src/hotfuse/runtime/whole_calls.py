@@ -1,13 +1,13 @@
-"""Blocks of whole calls: whether a plan that won its race is faster than the model's own code in use, too.
+"""Blocks of whole calls: they test whether a plan that won its race is faster than the model's own code in use, too.
 
-A race times calls one by one, each between two looks. What a look does finds its way out of the caches, and Python takes half as
-long again behind it; what serving takes besides a plan is measured in a loop that finds everything warm (`runtime.path_cost`). For
-a small model with much around it (state, objects) both are more than the difference: a module that counts its calls won by 1.3 and
-was 0.5 to 0.8 times as fast as eager in use.
+A race times single calls, each between two looks. A look evicts data from the caches, and Python takes half as long again behind
+it. The overhead of serving is measured in a loop in which everything is warm (`runtime.path_cost`). For a small model with much
+around it (state, objects) both effects exceed the difference between the sides: a module that counts its calls won by 1.3 in its
+race and ran 0.5 to 0.8 times as fast as eager in use.
 
-So where an audit (`tierup.audit`) does not show a plan to be far ahead, blocks of calls in the plan and in the own code take turns,
-and nothing happens within a block: the time from the end of one look to the begin of the next is what its calls take in all. What
-their caller does between them is the same on both sides, and where that is most of it, nothing is decided and the plan stays.
+Where an audit (`tierup.audit`) does not show that a plan is far ahead, blocks of calls in the plan and in the own code take turns.
+No look happens within a block, so the time between the looks around it is all that its calls take. The caller's own work between
+calls is the same on both sides; where it dominates, nothing is decided and the plan stays.
 
     look  16 calls in the plan  look  16 calls in the own code  look  16 calls in the plan  …
 """

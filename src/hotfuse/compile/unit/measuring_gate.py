@@ -1,9 +1,8 @@
-"""The measuring gate of the fusion engine: what a candidate would build against what there is, side by side, before it is taken.
+"""The measuring gate of the fusion engine: a candidate's kernels are timed against the present ones before it is applied.
 
-Rooflines are no judges of kernels: they say which candidates are worth a look, and this says who won. Both sides are built
-and run in turns on made-up data; the candidate has to be faster by more than noise, twice: machines change their speed for some
-milliseconds, and who had none of the fast ones looks slower than it is. The time for it is bounded, and a candidate that came too
-late is refused with that reason: what there is stays.
+Rooflines select candidates, measurements decide. Both sides are built and run in turns on made-up data. The candidate has to be
+faster by more than noise, twice in a row: a machine changes its speed for some milliseconds, and a side that ran in the slow ones
+looks slower than it is. The time is bounded; a candidate that came too late is refused with that reason.
 """
 
 from __future__ import annotations

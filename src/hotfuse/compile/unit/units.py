@@ -3,8 +3,8 @@
     plan   the graph's groups, in order, each with a key that is equal for groups that are the same but for their names
     unit   one group: a kernel, or where to cut the group, or why it stays with the library
 
-A group that cannot be lowered is cut where that begins, one that loses to the library in the middle. What was lowered and compiled
-is kept by its text (`compile.unit.kernel_cache`), so that the same group at other sizes costs a trial only.
+A group that cannot be lowered is cut at the node that prevents it; a group that loses to the library is cut in the middle. Lowered
+and compiled kernels are kept by their text (`compile.unit.kernel_cache`), so that the same group at other sizes costs a trial only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The service that runs jobs beside inference: a background thread per model that has any, and the pool of workers that jobs ask.
 
-The jobs of one model run one after another, those of another do not wait for them. One that waits long for calls lets the next of
-its model go first (`others_meanwhile`), and goes on when none of them is at work. What jobs ask for runs in worker processes
-(`compile.workers.worker_pool`). After a fork the child starts with a service of its own. A process that ends kills its workers and
-waits for the jobs in hand, a bounded time.
+The jobs of one model run one after another; jobs of different models run side by side. A job that waits long for calls lets the
+next job of its model go first (`others_meanwhile`), and continues when none of them is running. Jobs send requests to worker
+processes (`compile.workers.worker_pool`). A forked child starts with a service of its own. A process that ends kills its workers
+and waits for running jobs for a bounded time.
 """
 
 from __future__ import annotations
