@@ -86,7 +86,7 @@ def test_a_class_name_is_one_thing() -> None:
 
 SEVERAL_LEVELS = frozenset((
     "attention", "backend", "build", "calibrate", "contract", "control", "conv", "data_sizes",
-    "device_peaks", "distinct_rows", "emit", "errors", "experts", "explain", "features", "folded_norm",
+    "device_peaks", "distinct_rows", "emit", "errors", "experts", "features", "folded_norm",
     "forks", "gemm", "growth", "idle", "index", "instrument", "loops",
     "model_guard", "movement", "nibbles", "norm", "packed", "packing", "placement", "pool", "quant",
     "recurrent", "reduce", "registry", "repeats", "resize", "skipping", "table", "text", "tiling",
