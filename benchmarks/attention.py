@@ -35,7 +35,7 @@ from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, SymbolArgument
 from hotfuse.lower.common.lowered import BufferRole as Is
-from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.attention_group import lower_attention
 from hotfuse.lower.cpu.attention.packed import lower_packed
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import host

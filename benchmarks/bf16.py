@@ -31,7 +31,7 @@ from hotfuse.compile.host import host_core
 from hotfuse.ir.text import parse
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.lowered import PackArgument
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import host
 

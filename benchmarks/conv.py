@@ -40,7 +40,7 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.kernel_call import artifact
 from hotfuse.compile.host import host_core
 from hotfuse.ir.text import parse
-from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.native.target import host
 

@@ -61,7 +61,7 @@ def errors(part: MachineRows, others: Sequence[MachineRows], seed: int) -> Itera
         seen = rest.pick(rng.permutation(len(rest))[:n])
         yield f"{n} samples, corrected", _corrected(known, part, seen, judged)
         yield f"{n} samples, trained with support", _mape(judged, model.best_fit(seen, part.at, support).seconds(asked))
-        if n >= model.LEAST_SAMPLES:
+        if n >= model.MIN_SAMPLES:
             yield f"{n} samples, own rows alone", _mape(judged, model.fit(seen, part.at).seconds(asked))
     yield "all of its own rows", _mape(judged, model.fit(rest, part.at).seconds(asked))
 

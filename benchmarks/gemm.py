@@ -31,7 +31,7 @@ from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered, PackArgument
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.tile.build import KernelBuilder

@@ -46,7 +46,7 @@ from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.attempt import exchange
 
 SLOWER = 3
-MOST_S = 30.0
+MAX_S = 30.0
 """For one trial."""
 BLOCK_S, BLOCKS = 0.05, 15
 
@@ -152,7 +152,7 @@ def bad(trials: int, callers: int, caller_only: bool) -> dict[str, Any]:
         served = Bad(caller_only)
         try:
             with calling(served, callers):
-                end = time.monotonic() + MOST_S
+                end = time.monotonic() + MAX_S
                 while not served.decided() and time.monotonic() < end:
                     served.engine(served.x)
                 log = served.engine.log

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-REST_S, LONGEST_REST_S, QUIET = 0.005, 0.3, 0.1
+REST_S, MAX_REST_S, QUIET = 0.005, 0.3, 0.1
 """Between two contenders' turns: a piece of rest, the most that is rested, and the share of a piece that may be computed in it."""
 WARM_S = 0.006
 """After a rest: calls that do not count, some five for all memory to be in cache again. Of megabytes, the second call still takes
@@ -53,7 +53,7 @@ def rest(piece_s: float = REST_S) -> None:
     needs for threads of its own. A pause of fixed length is too short after some and wasted after others. Processes beside this one
     are not seen: for those a piece must be long enough.
     """
-    end = time.monotonic() + LONGEST_REST_S
+    end = time.monotonic() + MAX_REST_S
     while time.monotonic() < end:
         begun, used = time.monotonic(), time.process_time()
         time.sleep(piece_s)

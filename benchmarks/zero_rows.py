@@ -70,7 +70,7 @@ def main() -> int:
         graph = graph_of(TEXT, {"M": m, "K": k, "N": n})
         lowered = lower(graph, kernel_cache().core)
         core, peaks = kernel_cache().core, kernel_cache().peaks
-        both, skips = Skipping(graph, {}, core, peaks, RooflinePredictor(peaks), options.threads).found()
+        both, skips = Skipping(graph, {}, core, peaks, RooflinePredictor(peaks), options.threads).build()
         print(f"{m} x {k} -> {n}, {options.threads} threads; {skips}", flush=True)
         sides = {"eager": None, "dense": CompiledCandidate(lowered, compile_kernel(lowered.kernel)), "dispatch": both}
         for share in SHARES:

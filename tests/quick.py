@@ -5,7 +5,7 @@
 
     cost up to BUDGET_S for all cases       all of them
     more                                    as many as fit, at least one; `@pytest.mark.budget_s(N)` gives a table more
-    one case longer than LONGEST_S          none: it repeats on a large scale, or with whole processes, what smaller tests show
+    one case longer than MAX_S          none: it repeats on a large scale, or with whole processes, what smaller tests show
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 COSTS = Path(__file__).with_name("costs.txt")
 BUDGET_S = 0.5
-LONGEST_S = 2.5
+MAX_S = 2.5
 FIRST_S = 4.0
 """Cases that take so long begin before all others: at the end one process would be at the last of them, and the others idle."""
 
@@ -47,7 +47,7 @@ def drawn(names: Iterable[str], known: Mapping[str, float], budgets: Mapping[str
 def _few(names: list[str], seconds: float, budget_s: float) -> list[str]:
     if seconds * len(names) <= budget_s:
         return names
-    if seconds > max(LONGEST_S, budget_s):
+    if seconds > max(MAX_S, budget_s):
         return []
     return sorted(names, key=lambda n: hashlib.sha256(n.encode()).digest())[: max(1, int(budget_s / seconds))]
 

@@ -17,8 +17,8 @@ from benchmarks.attention import HEADS, WIDTH, Block, Call, Made, entered
 from benchmarks.gemm import host_core
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
+from hotfuse.lower.cpu.attention.attention_group import lower_attention
 from hotfuse.lower.cpu.attention.attention_job import Attention
-from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.native.target import host
 
 WINDOW = 64

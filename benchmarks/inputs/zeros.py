@@ -22,7 +22,7 @@ from hotfuse.compile.variants.skipping import at_limit
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import lower
 from hotfuse.lower.common.lowered import Lowered
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.run.constants import Constants
 from hotfuse.lower.run.kernel_state import ROWS_TOGETHER
 

@@ -19,7 +19,7 @@ LOAD_S, MIN_LOAD_S, PREPARING_S = 150.0, 8.0, 45.0
 """The longest and the shortest time that a contender is given to get ready; what all processes together have to start, at least."""
 PATIENCE = 1.5
 """Nobody is late before so many times what it is known to take."""
-LEAST_ROUNDS, LEAST_TRAFFIC_S = 5, 10.0
+MIN_ROUNDS, MIN_TRAFFIC_S = 5, 10.0
 
 PREPARE_S, TURN_S, TAIL_S = 1.0, 0.05, 2.0
 """Per contender: importing torch and building the model (two at a time), one turn; per case: export, comparing, asking."""
@@ -96,7 +96,7 @@ def _ready(names: Sequence[str]) -> float:
 
 def traffic_s(seconds: float, allowed: float, fixed: float, contenders: int) -> float:
     """How long each stream of traffic may be: as asked, or as long as fits, but never too short to tell its parts apart."""
-    return min(seconds, max(LEAST_TRAFFIC_S, (allowed - fixed) / max(1, contenders)))
+    return min(seconds, max(MIN_TRAFFIC_S, (allowed - fixed) / max(1, contenders)))
 
 
 def allowance(
@@ -107,5 +107,5 @@ def allowance(
         return Allowance(allowed, 0.0, clock=clock)
     if case.trace:
         return Allowance(allowed, len(names) * seconds, seconds, clock)
-    reserve = min(allowed / 3, len(names) * (min(rounds, LEAST_ROUNDS) + 1) * TURN_S + case.heavy_s / 10)
+    reserve = min(allowed / 3, len(names) * (min(rounds, MIN_ROUNDS) + 1) * TURN_S + case.heavy_s / 10)
     return Allowance(allowed, reserve, clock=clock)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arrays import difference
-from benchmarks.side.budget import LEAST_ROUNDS, LOAD_S, Clock, allowance, starts
+from benchmarks.side.budget import LOAD_S, MIN_ROUNDS, Clock, allowance, starts
 from benchmarks.side.cases import Case
 from benchmarks.side.contenders import PACKAGES
 from benchmarks.side.records import PER_REQUEST, Record, finish, parts
@@ -269,7 +269,7 @@ class Table:
 
     def _rounds(self) -> None:
         i, began, last_s = 0, self.time.clock(), 0.0
-        while i <= self.rounds and self.time.another(i - 1, LEAST_ROUNDS, last_s):
+        while i <= self.rounds and self.time.another(i - 1, MIN_ROUNDS, last_s):
             names = list(self.processes)
             for name in names if i % 2 else reversed(names):
                 answer = self._ask(name, ANSWER_S, do="round", ms=TURN_MS)

@@ -16,12 +16,12 @@ from hotfuse.ir.types import TensorType
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered, PackArgument, SymbolArgument
-from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget
 from hotfuse.ops.table import resolve
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.text import parse as parse_kernel
 from hotfuse.tile.text import show as show_kernel
 
@@ -140,7 +140,7 @@ def check(source: str, core: Core, native: CpuTarget | None = None, **sizes: int
     else:
         flat = {n: t.as_strided((t.numel(),), (1,)).numpy() if lowered.kernel.buffer(n).kind != "const" else t.numpy()
                 for n, t in buffers.items()}  # fmt: skip
-        interp.run(lowered.kernel, flat, dict(zip(lowered.kernel.sizes, numbers, strict=True)))
+        interpreter.run(lowered.kernel, flat, dict(zip(lowered.kernel.sizes, numbers, strict=True)))
     weight = values["w"]
     bound = 4e-6 * (weight.numel() / weight.shape[0]) ** 0.5
     for v, exact in zip(output_values(graph), reference(graph, values), strict=True):

@@ -20,7 +20,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
 from hotfuse.lower.common.lowered import BufferRole as BufferRole
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.tile.interp import run
+from hotfuse.tile.interpreter import run
 from hotfuse.tile.memory import NUMPY
 
 

@@ -14,7 +14,7 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.types import DType
 from hotfuse.native.target import CpuTarget, host_levels
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import OWN, BufferKind, Kernel
 
@@ -88,7 +88,7 @@ def check(
     """The native kernel and the interpreter agree."""
     want = {n: a.copy() for n, a in blank(kernel, arrays, sizes).items()}
     got = {n: a.copy() for n, a in want.items()}
-    interp.run(kernel, want, sizes)
+    interpreter.run(kernel, want, sizes)
     run_native(kernel, got, sizes, target, threads)
     for buffer in kernel.buffers:
         if buffer.kind is BufferKind.OUTPUT:

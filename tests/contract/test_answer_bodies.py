@@ -132,7 +132,7 @@ def test_a_wrong_answer_leaves_its_unit_to_the_library() -> None:
     before, done = told(), Compilation(Wrong(lambda _h: a_kernel("k")), chain(["aten.tanh.default({})"]), {"s0": 4})
     done.run()
     assert {u.state for u in done.graph.units.values()} == {UnitState.LIBRARY} and done.graph.counts["failed"] == 1
-    assert any("text is not str" in n for n in done.graph.said()) and told() == before + 1
+    assert any("text is not str" in n for n in done.graph.note_lines()) and told() == before + 1
 
 
 def test_what_a_worker_says_is_one_of_the_kinds(monkeypatch: pytest.MonkeyPatch) -> None:

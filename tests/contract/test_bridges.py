@@ -66,7 +66,7 @@ def test_a_kernel_that_is_slower_by_less_than_leaving_costs_is_taken(timed: list
     timed[0] = LIBRARY_US + 0.9 * ENTRY_US
     here = bench()
     assert here.bridge(scaled(100), range(1)) == 0  # 102,400 elements
-    assert len(here.made) == len(here.codes) == 1 and not here.notes
+    assert len(here.kernels) == len(here.codes) == 1 and not here.notes
 
 
 def test_one_that_is_slower_by_more_is_not_and_says_why(timed: list[Takes]) -> None:
@@ -74,14 +74,14 @@ def test_one_that_is_slower_by_more_is_not_and_says_why(timed: list[Takes]) -> N
     here = bench()
     assert here.bridge(scaled(100), range(1)) == -1
     took = LIBRARY_US + 1.1 * ENTRY_US
-    assert not here.made and here.notes == [f"mul interrupts a run: its kernel takes {took:.0f} us where the library takes 20"]
+    assert not here.kernels and here.notes == [f"mul interrupts a run: its kernel takes {took:.0f} us where the library takes 20"]
 
 
 def test_large_groups_are_not_tried_again(timed: list[Takes]) -> None:
     timed[0] = 1.0
     here = bench()
     assert here.bridge(scaled(MAX_RETRIED_ELEMENTS // (64 * 16) + 1), range(1)) == -1
-    assert not here.made
+    assert not here.kernels
     assert here.bridge(scaled(MAX_RETRIED_ELEMENTS // (64 * 16)), range(1)) == 0
 
 
@@ -121,7 +121,7 @@ def test_what_is_one_group_to_the_library_becomes_several_kernels(timed: list[Ta
     here = bench()
     parts = runs._segments(graph, 0, 5, here)  # pyright: ignore[reportPrivateUsage]
     assert [(a, b) for a, b, _ in parts] == [(0, 2), (2, 4), (4, 5)]
-    assert [k for _, _, k in parts] == [0, 1, 2] and len(here.made) == 3 and not here.notes
+    assert [k for _, _, k in parts] == [0, 1, 2] and len(here.kernels) == 3 and not here.notes
 
 
 def test_a_part_that_does_not_pay_leaves_the_others_their_kernels(timed: list[Takes]) -> None:
@@ -143,7 +143,7 @@ def test_without_time_nothing_is_tried_and_that_is_said(timed: list[Takes]) -> N
     timed[0] = 1.0
     here = bench()
     here.until = 0.0
-    assert here.bridge(scaled(100), range(1)) == -1 and not here.made
+    assert here.bridge(scaled(100), range(1)) == -1 and not here.kernels
     assert here.notes == ["mul interrupts a run: no time is left for kernels between runs"]
 
 

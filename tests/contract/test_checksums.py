@@ -10,7 +10,7 @@ import torch
 
 from hotfuse.machine.copied import SIZE, Copied
 from hotfuse.native.checksums import OVERDUE, SAME, WRITTEN, ChecksumRows, ChecksumTable, checksum
-from hotfuse.runtime.weights.originals import MOST_PIECES, _slices, pieces
+from hotfuse.runtime.weights.originals import MAX_PIECES, _slices, pieces
 
 FOREVER = 1 << 62
 
@@ -60,9 +60,9 @@ def test_pieces_are_where_a_tensor_has_numbers_and_nowhere_else(make: object) ->
 
 
 def test_very_many_pieces_become_one_with_what_lies_between() -> None:
-    t = torch.randn(MOST_PIECES + 1, 4)[:, :1]
+    t = torch.randn(MAX_PIECES + 1, 4)[:, :1]
     ((begin, end),) = pieces(t)
-    assert begin == t.data_ptr() and end == t.data_ptr() + MOST_PIECES * 16 + 4
+    assert begin == t.data_ptr() and end == t.data_ptr() + MAX_PIECES * 16 + 4
 
 
 def table(memory: torch.Tensor, row: int, most: int, limit: int = FOREVER, shift: int = 0) -> ChecksumTable:

@@ -18,7 +18,7 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole
 from hotfuse.lower.cpu import scratch
 from hotfuse.lower.cpu.group import lower_group
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.instrument import BLANK, WIDTH, instrumented, outputs, ranges
 from hotfuse.tile.program import OWN, Kernel
@@ -73,7 +73,7 @@ def check(fn: Function, tensors: Sequence[torch.Tensor], symbolic: bool = False)
                 arrays[a.buffer] = as_numpy(torch.as_strided(t, (t.numel(),), (1,)) if flat else t)
         if way == "interpreted":
             counters = np.array(BLANK * len(outputs(lowered.kernel)), np.int64)
-            interp.run(kernel, {**arrays, "arena": np.zeros(1, np.uint8), "counters": counters}, sizes)
+            interpreter.run(kernel, {**arrays, "arena": np.zeros(1, np.uint8), "counters": counters}, sizes)
         else:
             counters = called(kernel, arrays, sizes, 1 if way == "native" else 2)
         names = [a.value for a in lowered.arguments if isinstance(a, BufferArgument) and a.role is BufferRole.OUTPUT]
@@ -130,6 +130,6 @@ def test_what_is_stored_twice_shows() -> None:
     b.store(y, (0,), t)
     b.store(y, (0,), b.map("neg", t))
     counters = np.array(BLANK, np.int64)
-    interp.run(instrumented(b.finish()), {"x": np.ones(16, np.float32), "y": np.zeros(16, np.float32),
+    interpreter.run(instrumented(b.finish()), {"x": np.ones(16, np.float32), "y": np.zeros(16, np.float32),
                "arena": np.zeros(1, np.uint8), "counters": counters}, {})  # fmt: skip
     assert counters[0] == 32

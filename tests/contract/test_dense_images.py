@@ -18,7 +18,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.lower import lower
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.native.target import host
-from hotfuse.pipeline.plans import compile_tier0
+from hotfuse.pipeline.plan_passes import compile_tier0
 
 SPLIT = """graph g(%x: f32[2, 8, 6, 6]) {
   param %w: f32[4, 4, 3, 3] = "w"

@@ -120,7 +120,7 @@ def test_problems_that_it_has_not_seen_are_foreseen_and_ranked() -> None:
 def test_a_model_of_chance_is_left_aside() -> None:
     rng = np.random.default_rng(3)
     made = kernel_model.fit(rows(330, lambda _work: float(np.exp(rng.normal(-11, 1)))), SHAPE)
-    assert made.facts["held_out"]["regret"] > kernel_model.MOST_REGRET and not made.chooses
+    assert made.facts["held_out"]["regret"] > kernel_model.MAX_REGRET and not made.chooses
 
 
 @pytest.mark.budget_s(4)
@@ -132,7 +132,7 @@ def test_kept_and_read_back_and_a_damaged_one_is_left_aside(tmp_path: Path) -> N
         back = kernel_model.recorded(store, machine)
         assert sorted(r.problem for r in back) == sorted(r.problem for r in some)
         assert sorted(r.seconds for r in back) == pytest.approx(sorted(r.seconds for r in some))
-        assert kernel_model.due(store, machine, len(back)) and not kernel_model.due(store, machine, kernel_model.LEAST_ROWS - 1)
+        assert kernel_model.due(store, machine, len(back)) and not kernel_model.due(store, machine, kernel_model.MIN_ROWS - 1)
         made = kernel_model.fit(back, SHAPE)
         assert kernel_model.save(store, made, machine) == 1 and not kernel_model.due(store, machine, len(back) + 1)
         read = kernel_model.load(store, machine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hotfuse.compile.device.pace import LONGEST_REST_S, RestingPace
+from hotfuse.compile.device.pace import MAX_REST_S, RestingPace
 
 
 class Clock:
@@ -25,7 +25,7 @@ def test_a_rest_is_as_long_as_several_measurements_and_does_not_count() -> None:
     pace = RestingPace(5.0, lambda: clock.at, clock.sleep)
     assert pace(lambda: clock.measured(0.01)) == 0.01
     assert pace(lambda: clock.measured(2.0)) == 2.0
-    assert clock.slept == pytest.approx([0.05, LONGEST_REST_S]) and pace.busy_s == pytest.approx(2.01)
+    assert clock.slept == pytest.approx([0.05, MAX_REST_S]) and pace.busy_s == pytest.approx(2.01)
 
 
 def test_a_measurement_that_fails_counts_too() -> None:

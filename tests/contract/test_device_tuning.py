@@ -8,12 +8,12 @@ from pathlib import Path
 from hotfuse import Settings
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import DeviceTrial
-from hotfuse.compile.device.tuning import LIBRARY, MOST_OTHERS, Choice, alternatives, descended
+from hotfuse.compile.device.tuning import LIBRARY, MAX_OTHERS, Choice, alternatives, descended
 
 
 def test_only_right_kernels_that_are_near_the_best_are_tried() -> None:
     us = (5.0, None, 4.0, 9.0, 4.4, 4.1, 4.2)
-    assert alternatives(us, 2, 8.0) == [5, 6, 4] and len(alternatives(us, 2, 8.0)) == MOST_OTHERS
+    assert alternatives(us, 2, 8.0) == [5, 6, 4] and len(alternatives(us, 2, 8.0)) == MAX_OTHERS
     assert alternatives(us, LIBRARY, 3.9) == [2, 5, 6], "one that lost narrowly may win beside others"
     assert alternatives(us, LIBRARY, 1.0) == [] and alternatives((None,), LIBRARY, 1.0) == []
 

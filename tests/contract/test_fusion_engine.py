@@ -22,7 +22,7 @@ from hotfuse.compile.unit.units import measuring
 from hotfuse.compile.variants.trial import attempt
 from hotfuse.fusion.bandit import Arm, Bandit, Budget, Option
 from hotfuse.fusion.criteria import Criterion
-from hotfuse.fusion.explain import edges, line, lines, to_dict
+from hotfuse.fusion.decision_lines import edges, line, lines, to_dict
 from hotfuse.fusion.forecast import Figures, RooflinePredictor, spilled
 from hotfuse.fusion.fusion_engine import FusionChoice, FusionPlanner, Planned, Side, apart
 from hotfuse.fusion.groups import Group, group, reordered

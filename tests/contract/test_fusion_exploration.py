@@ -12,7 +12,7 @@ from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.fusion import exploration
-from hotfuse.fusion.explain import lines
+from hotfuse.fusion.decision_lines import lines
 from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.fusion.fusion_engine import FusionChoice, FusionPlanner, Planned
 from hotfuse.fusion.group_steps import Side

@@ -13,7 +13,7 @@ from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
-from hotfuse.fusion.explain import line
+from hotfuse.fusion.decision_lines import line
 from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.fusion.fusion_engine import FusionChoice, FusionPlanner, apart
 from hotfuse.fusion.groups import group

@@ -255,7 +255,7 @@ def test_any_number_of_rows_walks_down_the_same_leaves(rows: int) -> None:
 
 
 def test_forests_that_do_not_fit_the_native_form_are_refused() -> None:
-    far = np.array([tree_walk.MOST_FEATURES])
+    far = np.array([tree_walk.MAX_FEATURES])
     with pytest.raises(ValueError, match="columns"):
         tree_walk.packed(far, np.zeros(1, np.float32), np.zeros(1, np.int64))
 

@@ -137,7 +137,7 @@ def test_a_model_that_reads_machines_survives_the_store(knows: bool, table: Matr
         model.save(store, model.replace(made, facts=facts), None, fleet.NAME)
         back = fleet.load(store)
         assert back is not None and back.knows_machines is knows
-        some = found.found.pick(np.arange(20))
+        some = found.features.pick(np.arange(20))
         np.testing.assert_array_equal(back.seconds(some), made.seconds(some))
         model.save(store, model.replace(made, facts={**facts, "features": ["other"]}), None, fleet.NAME)
         assert fleet.load(store) is None and "other features" in store.notes[-1]

@@ -61,4 +61,4 @@ def test_windows_end_with_pauses_and_are_short() -> None:
     found = phases.windows(at[::-1])[::-1]
     assert len(set(found[:40].tolist())) == 1 and found[0] != found[40] == found[82]
     spans = [np.ptp(at[found == w]) for w in np.unique(found)]
-    assert max(spans) <= phases.LONGEST_S
+    assert max(spans) <= phases.MAX_S

@@ -15,7 +15,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import row_cache as books
 from hotfuse.hpm.compiled import columns as native
-from hotfuse.hpm.compiled import fields, native_writer, recompute, row_lookup
+from hotfuse.hpm.compiled import fields, native_writer, recompute_counts, row_lookup
 from hotfuse.hpm.drawn_problems import draws
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
@@ -135,10 +135,10 @@ def long(nodes: int) -> Graph:
 
 
 def test_graphs_of_many_values_are_counted_in_python() -> None:
-    short, large = long(5), long(recompute.MOST_VALUES)
+    short, large = long(5), long(recompute_counts.MAX_VALUES)
     rows = RowCache(measure.tile_of).rows([Candidate(g, {}, WIDE) for g in (short, large, short)])
     assert rows[:, COLUMN["tanh"]].tolist() == [16 * 64] * 3
-    assert rows[:, COLUMN["light"]].tolist() == [16 * 64 * (n + 1) for n in (5, recompute.MOST_VALUES, 5)]
+    assert rows[:, COLUMN["light"]].tolist() == [16 * 64 * (n + 1) for n in (5, recompute_counts.MAX_VALUES, 5)]
 
 
 def test_an_index_grows() -> None:

@@ -68,7 +68,7 @@ def test_kernels_between_runs_are_made_as_the_settings_say(monkeypatch: pytest.M
 
     def noted(*args: Any) -> Any:
         core = kernel_cache().core
-        seen.append((request_context.asked().precision, core.lean, core.threads))
+        seen.append((request_context.request_settings().precision, core.lean, core.threads))
         return plain(*args)
 
     monkeypatch.setattr(runs, "_planned", noted)

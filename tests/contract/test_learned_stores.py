@@ -78,11 +78,11 @@ def test_trials_are_counted_when_the_worker_rests(tmp_path: Path, monkeypatch: p
         assert not counted
         learned.flush()
         assert len(counted) == 1
-        for i in range(learned.MOST_TRIALS):
+        for i in range(learned.MAX_TRIALS):
             kept.tried(f"k{i}", parse(GRAPH), {}, 50.0, 60.0)
         assert not kept.trials, "they are not kept without end"
     learned.flush()
     with Store.open(path) as store:
         found = store.measurements(source="race")
-    assert len(found) == 2 * (1 + learned.MOST_TRIALS)
+    assert len(found) == 2 * (1 + learned.MAX_TRIALS)
     assert all(begin <= m.at <= tried for m in found if m.kernel.startswith("first")), "when it was tried, not when it was written"

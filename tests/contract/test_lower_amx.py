@@ -24,7 +24,7 @@ from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.lowered import Lowered, PackArgument
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.machine import tiles
 from hotfuse.native.target import CpuTarget, host_levels, level
@@ -76,9 +76,9 @@ def test_the_instruction_alone(rows: int, columns: int, blocks: int, target: Cpu
 
 
 def run_interpreted(kernel: Kernel, arrays: dict[str, np.ndarray]) -> None:
-    from hotfuse.tile import interp
+    from hotfuse.tile import interpreter
 
-    interp.run(kernel, arrays, {})
+    interpreter.run(kernel, arrays, {})
 
 
 @pytest.mark.parametrize(

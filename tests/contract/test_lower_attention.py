@@ -23,11 +23,11 @@ from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
 from hotfuse.lower.common.lowered import BufferRole as Is
-from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.attention_group import lower_attention
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, cross_neon, host_levels, level
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.program import Kernel, Loop, LoopKind
 
 Tensor = torch.Tensor
@@ -101,7 +101,7 @@ def memory(t: Tensor) -> Tensor:
 
 
 def interpreted(lowered: Lowered, buffers: dict[str, Tensor], numbers: dict[str, int]) -> None:
-    interp.run(lowered.kernel, {n: memory(t).numpy() for n, t in buffers.items()}, numbers)
+    interpreter.run(lowered.kernel, {n: memory(t).numpy() for n, t in buffers.items()}, numbers)
 
 
 @functools.lru_cache(maxsize=2)

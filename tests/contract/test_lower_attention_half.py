@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.attention_group import lower_attention
 from hotfuse.lower.cpu.tiling import Core
 from tests.contract.lowering import Group, group_of, interpret, run_native
 from tests.contract.test_lower_attention import ON_ANY, graph_of

@@ -10,7 +10,7 @@ import torch
 
 from hotfuse.analysis.attention import written
 from hotfuse.fusion.groups import group
-from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.attention_group import lower_attention
 from hotfuse.lower.cpu.tiling import Core
 from tests.contract.test_lower_attention import (
     BOTH_WAYS,

@@ -15,7 +15,7 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.kernel_call import artifact
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
-from hotfuse.lower.cpu.averages import BLOCK_PIXELS, FEWEST_VECTORS, MOST_VECTORS, cut, is_average
+from hotfuse.lower.cpu.averages import BLOCK_PIXELS, MAX_VECTORS, MIN_VECTORS, cut, is_average
 from hotfuse.lower.cpu.group import lower_group
 from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.tile.program import Loop, LoopKind
@@ -117,7 +117,7 @@ def test_few_pixels_fill_vectors() -> None:
             found = cut(channels, lanes)
             if found is None:
                 continue
-            assert BLOCK_PIXELS % found.pixels == 0 and FEWEST_VECTORS <= found.vectors <= MOST_VECTORS
+            assert BLOCK_PIXELS % found.pixels == 0 and MIN_VECTORS <= found.vectors <= MAX_VECTORS
             assert found.pixels * channels % (found.vectors * lanes) == 0
 
 

@@ -24,7 +24,7 @@ from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.lowered import PackArgument
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.tiling import core_for
 from hotfuse.machine.probe import usable_features
 from hotfuse.native.target import CpuTarget, host_levels, level

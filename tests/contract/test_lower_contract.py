@@ -29,11 +29,11 @@ from hotfuse.lower.common.lowered import (
 from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.cpu import tiling
 from hotfuse.lower.cpu.gemm import gemm
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Kernel
 from tests.seeds import generator
@@ -152,7 +152,7 @@ def run_plain(kernel: Kernel, spec: PackSpec, m: int, n: int, k: int, lda: int) 
     weight, bias, out = f32(n, k), f32(n), np.full((m, n), np.nan, np.float32)
     flat = memory.reshape(-1)[: (m - 1) * lda + k] if m else memory.reshape(-1)
     given = {"a": np.ascontiguousarray(flat), "w": pack.pack(spec, {"w": weight}), "bias": bias, "c": out}
-    interp.run(kernel, given, {"m": m} if kernel.sizes else {})
+    interpreter.run(kernel, given, {"m": m} if kernel.sizes else {})
     a = memory[:, :k].astype(np.float64)
     exact = a @ weight.T.astype(np.float64) + bias
     bound = (np.abs(a) @ np.abs(weight.T.astype(np.float64)) + np.abs(bias)) * (k + 2) * 2.0**-24
@@ -241,7 +241,7 @@ def run(lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: 
     if native is not None:
         load_kernel(compile_kernel(kernel, native))(list(buffers.values()), list(numbers.values()))
     else:
-        interp.run(kernel, {n: t.numpy() for n, t in buffers.items()}, numbers)
+        interpreter.run(kernel, {n: t.numpy() for n, t in buffers.items()}, numbers)
     return [outs[v.name] for v in output_values(graph)]
 
 

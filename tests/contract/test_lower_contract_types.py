@@ -15,12 +15,12 @@ from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered, PackArgument, SymbolArgument
 from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from tests.contract.lowering import as_numpy, as_torch
 from tests.contract.test_lower_contract import CORES, core_of
 
@@ -67,7 +67,7 @@ def run(
             case _:
                 raise AssertionError(a)
     if target is None:
-        interp.run(lowered.kernel, buffers, numbers)
+        interpreter.run(lowered.kernel, buffers, numbers)
     else:
         tensors = [as_torch(x) for x in buffers.values()]
         load_kernel(compile_kernel(lowered.kernel, target))(tensors, list(numbers.values()), threads)

@@ -21,7 +21,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
-from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis, strips
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels

@@ -19,7 +19,7 @@ from hotfuse.ir.text import parse
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument
-from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.native.target import CpuTarget
 from tests.contract.test_lower_contract import CORES, core_of
 from tests.contract.test_lower_contract_types import EVERYWHERE, data, meaning, run

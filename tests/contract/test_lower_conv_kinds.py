@@ -14,7 +14,7 @@ from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, sym
 from hotfuse.ir.text import parse
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.lower.cpu.conv.read import turned_phases
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hotfuse.ir.text import parse
-from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.tile.program import Kernel, instructions

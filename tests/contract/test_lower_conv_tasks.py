@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.text import parse
 from hotfuse.lower.common.lowered import Lowered
-from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.native.target import host_levels
 from hotfuse.tile.program import Loop, LoopKind, Stmt

@@ -18,7 +18,7 @@ from hotfuse.lower.common import pack
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument
 from hotfuse.lower.common.winograd import PIECE, Scheme, schemes, transformed
 from hotfuse.lower.cpu.conv import winograd
-from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels, level

@@ -38,7 +38,7 @@ from hotfuse.lower.cpu import thread_work
 from hotfuse.lower.cpu.recurrent import recurrent_kernel
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.program import BufferKind, Kernel
 from hotfuse.tile.text import show
 from tests.races import kernels_win, slow_library
@@ -146,7 +146,7 @@ def outputs(
             case _:
                 raise AssertionError(f"recurrent layers have no {a}")
     if native is None:
-        interp.run(lowered.kernel, {n: t.numpy() for n, t in buffers.items()}, sizes)
+        interpreter.run(lowered.kernel, {n: t.numpy() for n, t in buffers.items()}, sizes)
     else:
         load_kernel(compile_kernel(lowered.kernel, native))(list(buffers.values()), list(sizes.values()))
     return list(outs.values())

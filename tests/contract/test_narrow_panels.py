@@ -10,8 +10,8 @@ from hotfuse.ir.dims import sym
 from hotfuse.ir.text import parse
 from hotfuse.lower.cpu import tiling
 from hotfuse.lower.cpu.conv import shape as conv_shape
-from hotfuse.lower.cpu.conv.group import lower_convolution
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.conv.conv_group import lower_convolution
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.tile.program import Kernel, Tile, instructions
 from tests.contract import convolving

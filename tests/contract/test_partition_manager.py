@@ -129,7 +129,7 @@ def test_fusing_moves_what_lies_between() -> None:
     assert [part.nodes for part in q.parts] == [(0, 2), (1,), (3,)]
     check(q)
     diff = q.history.diffs[-1]
-    assert (diff.change, diff.gone, diff.made, diff.nodes) == (PartitionChange.FUSE, (0, 2), (4,), 2)
+    assert (diff.change, diff.gone, diff.added, diff.nodes) == (PartitionChange.FUSE, (0, 2), (4,), 2)
     assert str(diff) == "fuse 0 2 -> 4: both read little (saved_us=1.5)"
     assert [part.nodes for part in p.parts] == [(0,), (1,), (2,), (3,)]  # the old value is what it was
 

@@ -81,7 +81,7 @@ def test_branches_are_grouped_by_themselves_whatever_their_sizes_are_made_of() -
 """)
     with pytest.raises(InternalError, match="breaks invariant 11"):
         verify(branch)
-    job = GroupingJob({"u0": 9}, Core(8, 16), lambda _piece: "", told=frozenset({"u0"}))
+    job = GroupingJob({"u0": 9}, Core(8, 16), lambda _piece: "", outer_symbols=frozenset({"u0"}))
     with verifying():
         made: GroupedGraph = run_all(GROUPING, branch, job)
     assert [len(g.nodes) for g in made.groups] == [2]
@@ -111,9 +111,9 @@ def test_a_served_model_goes_through_every_pass(monkeypatch: pytest.MonkeyPatch)
     from hotfuse import api
     from hotfuse.compile import capture_passes
     from hotfuse.compile.unit import kernel_cache
-    from hotfuse.pipeline import host, plans
+    from hotfuse.pipeline import host_passes, plan_passes
 
-    for module in (passes, pipeline, host, plans, capture_passes, kernel_cache, api):
+    for module in (passes, pipeline, host_passes, plan_passes, capture_passes, kernel_cache, api):
         monkeypatch.setattr(module, "run", noted)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16)).eval()
     x = torch.randn(8, 16)

@@ -74,8 +74,8 @@ def test_the_fastest_kind_is_taken(monkeypatch: pytest.MonkeyPatch, us: dict[str
     assert asked == [["on the matrix unit", "by pairs of bf16", "in fp32"]]
     assert precision_variants.name(found.core) == best and found.note.startswith(f"{best}: ")
     assert all(f"{n:.1f} us" in found.note for n in us.values())
-    assert multiplies_blocks(found.made.lowered.kernel) == (best == "on the matrix unit")
-    assert rounded(found.made.lowered) == (best != "in fp32")
+    assert multiplies_blocks(found.candidate.lowered.kernel) == (best == "on the matrix unit")
+    assert rounded(found.candidate.lowered) == (best != "in fp32")
 
 
 def test_a_group_without_a_product_of_rounded_numbers_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +122,8 @@ def test_kinds_cross_where_sizes_are_open() -> None:
     general = CompiledCandidate(made.lowered, made.compiled)
     found = VariantSearch(piece.normal, general, piece.sizes, CORE, peaks, RooflinePredictor(peaks),
                      graph.guards,
-                     piece.meaning, measured, also=precision_variants.kinds(CORE)).found()  # fmt: skip
+                     piece.meaning, measured, also=precision_variants.kinds(CORE)).decide()  # fmt: skip
     assert found.variants is not None, found.notes
     assert found.variants.ends == (6,) and "by pairs of bf16" in found.variants.names[0] and found.variants.names[1] == "any size"
-    (other,) = found.made
+    (other,) = found.kernels
     assert rounded(other.lowered) and not multiplies_blocks(other.lowered.kernel)

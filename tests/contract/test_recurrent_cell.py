@@ -14,7 +14,7 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu.recurrent import cell as recurrent_cell
 from hotfuse.native.target import CpuTarget, host_levels
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Kernel
 
@@ -51,7 +51,7 @@ def run(cell: str, target: CpuTarget | None, x: F64, y: F64, state: F64) -> list
     buffers = [torch.tensor(v, dtype=torch.float32) for v in (x, y, state)]
     buffers += [torch.full((ROWS, LANES), 7.0) for _ in range(2)]
     if target is None:
-        interp.run(made, {n.name: t.numpy() for n, t in zip(made.buffers, buffers, strict=True)}, {})
+        interpreter.run(made, {n.name: t.numpy() for n, t in zip(made.buffers, buffers, strict=True)}, {})
     else:
         load_kernel(compile_kernel(made, target))(buffers)
     return [t.double().numpy() for t in buffers[3:]]

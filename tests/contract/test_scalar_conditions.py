@@ -12,7 +12,7 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from hotfuse.runtime.serve.scalar_conditions import MOST_NODES, asked
+from hotfuse.runtime.serve.scalar_conditions import MAX_NODES, scalar_condition
 from hotfuse.runtime.serve.speculate import Ask, BranchSide, OutcomeHits, betting
 
 LIMITS = [-(1 << 63), -(1 << 31), -1, 0, 1, 7, 16000, (1 << 53) + 1, (1 << 63) - 1]
@@ -29,7 +29,7 @@ def compared(op: str, left: str = "i64[]", right: str = "i64[]") -> Graph:
 
 
 def ask_of(graph: Graph, weights: Mapping[str, torch.Tensor], names: tuple[str, ...] = ("other", "x")) -> Ask | None:
-    return asked(graph, 0, names, weights)
+    return scalar_condition(graph, 0, names, weights)
 
 
 def library(graph: Graph, weights: Mapping[str, torch.Tensor], *inputs: Any) -> bool:
@@ -64,7 +64,7 @@ def test_steps_literals_and_other_integers() -> None:
   return %a, %c
 }
 """))
-    ask = asked(graph, 1, ("f", "x"), {})
+    ask = scalar_condition(graph, 1, ("f", "x"), {})
     assert ask is not None
     for x in (-4, -3, 0):
         for f in (True, False):
@@ -93,14 +93,14 @@ def test_a_weight_is_read_on_every_call() -> None:
 def test_anything_else_is_left_to_operators(body: str) -> None:
     reads = [v for v in ("%x: i64[]", "%r: f32[]", "%b: i8[]", "%many: bool[3]") if v.split(":")[0] in body]
     graph = parse(f"graph until({', '.join(reads)}) {{\n{body}  return %c\n}}\n")
-    assert asked(graph, 0, ("x", "r", "b", "many"), {}) is None
+    assert scalar_condition(graph, 0, ("x", "r", "b", "many"), {}) is None
 
 
 def test_long_logic_is_left_to_operators() -> None:
-    lines = [f"  %n{i + 1}: bool[] = aten.logical_not.default(%n{i})\n" for i in range(MOST_NODES + 1)]
-    short = parse(f"graph until(%n0: bool[]) {{\n{''.join(lines[:-1])}  return %n{MOST_NODES}\n}}\n")
-    long = parse(f"graph until(%n0: bool[]) {{\n{''.join(lines)}  return %n{MOST_NODES + 1}\n}}\n")
-    assert asked(short, 0, ("n0",), {}) is not None and asked(long, 0, ("n0",), {}) is None
+    lines = [f"  %n{i + 1}: bool[] = aten.logical_not.default(%n{i})\n" for i in range(MAX_NODES + 1)]
+    short = parse(f"graph until(%n0: bool[]) {{\n{''.join(lines[:-1])}  return %n{MAX_NODES}\n}}\n")
+    long = parse(f"graph until(%n0: bool[]) {{\n{''.join(lines)}  return %n{MAX_NODES + 1}\n}}\n")
+    assert scalar_condition(short, 0, ("n0",), {}) is not None and scalar_condition(long, 0, ("n0",), {}) is None
 
 
 @pytest.mark.parametrize("wants", [True, False])

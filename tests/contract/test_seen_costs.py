@@ -14,12 +14,12 @@ from hotfuse.compile.unit.units import described
 from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.criteria import Criterion
-from hotfuse.fusion.explain import lines
+from hotfuse.fusion.decision_lines import lines
 from hotfuse.fusion.forecast import Figures, Predictor, RooflinePredictor
 from hotfuse.fusion.fusion_engine import FusionPlanner, Planned, apart
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.kinds import CandidateKind, GroupKind
-from hotfuse.fusion.seen_costs import MOST_OFF, SeenCosts, correction
+from hotfuse.fusion.seen_costs import MAX_OFF, SeenCosts, correction
 from hotfuse.hpm.work import Candidate as Question
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
@@ -177,7 +177,7 @@ def test_few_samples_correct_little_and_none_by_more_than_a_bound() -> None:
     piece = served(CHAIN, (0,), us=20.0)
     assert 1.9 < correction([(piece, 10e-6)]) < 2.0
     assert 1.0 < correction([(replace(piece, n=1), 10e-6)]) < 1.2
-    assert correction([(replace(piece, us=1e6), 10e-6)]) == MOST_OFF and correction([]) == 1.0
+    assert correction([(replace(piece, us=1e6), 10e-6)]) == MAX_OFF and correction([]) == 1.0
 
 
 def test_a_piece_is_known_again_in_the_graph_for_fixed_sizes() -> None:

@@ -14,10 +14,10 @@ import torch
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.cpu.attention import seen_keys
-from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.attention_group import lower_attention
 from hotfuse.lower.cpu.attention.tiling import choose
 from hotfuse.native.target import host
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from tests.contract.test_lower_attention import (
     AVX512,
     Tensor,
@@ -114,13 +114,13 @@ def test_hidden_keys_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in the interpreter, which also sees every access; with and without."""
     length = 72
     products = Counter[str]()
-    real = interp.compute
+    real = interpreter.compute
 
     def counting(op: str, *rest: Any) -> Any:
         products[op] += 1
         return real(op, *rest)
 
-    monkeypatch.setattr(interp, "compute", counting)
+    monkeypatch.setattr(interpreter, "compute", counting)
     tiling = replace(choose(AVX512, 8), vectors=1)  # panels of 16 queries
     found: dict[tuple[str, bool], int] = {}
     for on in (True, False):

@@ -133,7 +133,7 @@ def test_a_model_trained_for_one_thread_is_not_used_for_sixteen(tmp_path: Path) 
         hosts = {n: this_host(store, n, measure_peaks=False) for n in (1, 16)}
         rng = torch.Generator().manual_seed(0)
         rows: list[Measurement] = []
-        for i in range(2 * model.LEAST_SAMPLES):
+        for i in range(2 * model.MIN_SAMPLES):
             features: dict[str, Any] = {n: float(torch.rand((), generator=rng)) * 1e4 for n in NAMES}
             rows.append(Measurement(f"p{i}:n={i}:16x32x1:1", "pointwise", features, "f32", 1, 1e5 + i, 0.01, "calibrate"))
         store.record_measurements(rows, hosts[1].machine)

@@ -23,12 +23,12 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument as Given
 from hotfuse.lower.common.lowered import BufferRole, Lowered, PackArgument, StateArgument
 from hotfuse.lower.common.pack import pack
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.constants import Constants
 from hotfuse.lower.run.kernel_state import DENSE, LIMIT, NEVER, SKIPPED, KernelState
 from hotfuse.native.target import host
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.instrument import instrumented
 from hotfuse.tile.program import Kernel, Loop, LoopKind
@@ -65,7 +65,7 @@ def interpreted(made: Lowered, group: Group, tensors: Sequence[torch.Tensor], li
                 buffers[a.buffer] = state
             case _:
                 pass
-    interp.run(made.kernel, buffers, sizes_of(made, group.graph, tensors))
+    interpreter.run(made.kernel, buffers, sizes_of(made, group.graph, tensors))
     return list(outs.values()), state
 
 
@@ -306,7 +306,7 @@ def test_data_says_how_far_a_loop_runs() -> None:
     x = np.arange(1, 6, dtype=np.float32)
     for many in (0, 1, 5):
         where, got, meant = np.array([many], np.int64), np.zeros(5, np.float32), np.zeros(5, np.float32)
-        interp.run(kernel, {"where": where, "x": x, "y": meant}, {"n": 5})
+        interpreter.run(kernel, {"where": where, "x": x, "y": meant}, {"n": 5})
         native.enter(where.ctypes.data, x.ctypes.data, got.ctypes.data, 0, 5, 2)
         assert np.array_equal(got, meant) and got.tolist() == [*(2 * x[:many]), *[0.0] * (5 - many)]
 
@@ -314,7 +314,7 @@ def test_data_says_how_far_a_loop_runs() -> None:
 def test_a_number_that_breaks_its_promise_is_found() -> None:
     arrays = {"where": np.array([6], np.int64), "x": np.ones(5, np.float32), "y": np.ones(5, np.float32)}
     with pytest.raises(InternalError, match="many is 6"):
-        interp.run(_picking(), arrays, {"n": 5})
+        interpreter.run(_picking(), arrays, {"n": 5})
 
 
 @pytest.mark.parametrize("change", [{"kind": LoopKind.PARALLEL}, {"step": 2}])

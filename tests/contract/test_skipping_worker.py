@@ -91,8 +91,8 @@ def test_the_prediction_follows_the_work() -> None:
 
 def test_a_measured_crossing_corrects_the_next_prediction() -> None:
     group = product(64, 256, 512)
-    first = asked(group, lambda s: (s - 400) * 1e-7).found()[1]
-    second = asked(group, lambda s: (s - 400) * 1e-7).found()[1]
+    first = asked(group, lambda s: (s - 400) * 1e-7).build()[1]
+    second = asked(group, lambda s: (s - 400) * 1e-7).build()[1]
     assert abs(second.predicted - second.limit) < abs(first.predicted - first.limit)
 
 
@@ -100,7 +100,7 @@ def test_a_measured_crossing_corrects_the_next_prediction() -> None:
 
 
 def test_the_kernel_begins_with_what_was_measured() -> None:
-    made, skips = asked(product(), lambda s: (s - 400) * 1e-7).found()
+    made, skips = asked(product(), lambda s: (s - 400) * 1e-7).build()
     (state,) = [a for a in made.lowered.arguments if isinstance(a, StateArgument)]
     assert state.words == (skips.limit, 0, 0) and 400 < skips.limit < 500
     assert [s for s, _, _ in skips.points] == list(SHARES)
@@ -109,7 +109,7 @@ def test_the_kernel_begins_with_what_was_measured() -> None:
 
 def test_what_never_pays_is_refused_with_its_times() -> None:
     with pytest.raises(HotfuseError) as e:
-        asked(product(), lambda _s: -1e-6).found()
+        asked(product(), lambda _s: -1e-6).build()
     assert "not worth leaving out" in e.value.because and "100.0 / 101.0 us" in e.value.because
 
 
@@ -117,7 +117,7 @@ def test_the_real_clock_gives_times_at_every_share() -> None:
     group, bench = product(), units.kernel_cache()
     plain = Skipping(group.graph, {}, bench.core, bench.peaks, RooflinePredictor(bench.peaks))
     try:
-        points = plain.found()[1].points
+        points = plain.build()[1].points
     except HotfuseError as e:  # whichever side won
         assert e.because.count(" us") == len(SHARES)
     else:
@@ -135,7 +135,7 @@ def test_a_wrong_kernel_does_not_leave_the_worker(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(skipping, "agree", broken)
     with pytest.raises(HotfuseError, match="differs from the library"):
-        asked(product(), lambda s: s * 1e-7).found()
+        asked(product(), lambda s: s * 1e-7).build()
     assert seen
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.gemm.sparse import BAND, PART
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.kernel_state import NEVER, ROWS_TOGETHER, WHOLE

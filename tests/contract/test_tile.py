@@ -18,7 +18,7 @@ from hotfuse.ir.types import DType, bits
 from hotfuse.tile import isa
 from hotfuse.tile.affine import difference, trip_count
 from hotfuse.tile.build import KernelBuilder, remaining
-from hotfuse.tile.interp import run
+from hotfuse.tile.interpreter import run
 from hotfuse.tile.isa import Category, InstructionRow
 from hotfuse.tile.memory import NUMPY, Array
 from hotfuse.tile.program import (

@@ -24,7 +24,7 @@ from hotfuse.cli.device_kernels import show_device_kernels
 from hotfuse.compile.device import units
 from hotfuse.compile.device.constant_masks import without_idle_masks
 from hotfuse.compile.device.launch import generated, observed_strides
-from hotfuse.compile.device.trial import MOST_COMPARED, sampled
+from hotfuse.compile.device.trial import MAX_COMPARED, sampled
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.ir.graph import sources
 from hotfuse.ir.text import parse, show
@@ -35,7 +35,7 @@ from hotfuse.lower.gpu import GpuTiling, gpu_tilings, lower_gpu
 from hotfuse.ops import bounded_attention as _operator  # noqa: F401 - which torch knows by its name from then on
 from hotfuse.tile import isa
 from hotfuse.tile.build import KernelBuilder
-from hotfuse.tile.interp import run as interpret_tiles
+from hotfuse.tile.interpreter import run as interpret_tiles
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import BufferKind, Kernel, TileType
 from tests.contract.lowering import Group, group_of, interpret
@@ -362,7 +362,7 @@ def test_sums_that_cannot_be_shared_are_refused() -> None:
 def test_trials_compare_a_bounded_part_of_large_results() -> None:
     large, small = torch.arange(1 << 21).reshape(4, 512, 1024), torch.randn(3, 5)
     some, same, word = sampled([large, small, "x"])
-    assert same is small and word == "x" and some.shape[1] == 1024 and some.numel() <= MOST_COMPARED + 4096
+    assert same is small and word == "x" and some.shape[1] == 1024 and some.numel() <= MAX_COMPARED + 4096
     assert torch.equal(some[0], large[0, 0]) and torch.equal(some[-1], large[-1, -1])
 
 

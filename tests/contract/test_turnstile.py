@@ -98,7 +98,10 @@ def test_copies_have_callers_of_their_own() -> None:
     turnstile = Turnstile()
     for _ in range(turnstile.most):
         turnstile.enter(measurable=False)
-    copy.deepcopy(turnstile).enter(measurable=False)
+    copied = copy.deepcopy(turnstile)
+    for _ in range(copied.most):
+        copied.enter(measurable=False)
+    assert (copied.most, copied.waited, turnstile.waited) == (turnstile.most, 0, 0)
 
 
 def test_sessions_tell_of_callers_that_waited() -> None:

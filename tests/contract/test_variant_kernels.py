@@ -19,7 +19,14 @@ from hotfuse.compile.request_context import RequestContext
 from hotfuse.compile.unit import units
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.compile.variants import breakpoints
-from hotfuse.compile.variants.alternatives import ANY_SIZE, LIBRARY, ONE_THREAD, SizeRange, VariantQuestion, asked
+from hotfuse.compile.variants.alternatives import (
+    ANY_SIZE,
+    LIBRARY,
+    ONE_THREAD,
+    SizeRange,
+    VariantQuestion,
+    variant_question,
+)
 from hotfuse.compile.variants.variant_search import VariantDecision, VariantSearch
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant
 from hotfuse.ir.text import parse
@@ -46,7 +53,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 def cross(text: str, sizes: dict[str, int], measure: Callable[[Variant, int], float] | None, threads: int) -> VariantDecision:
-    return question(measure, text, sizes, threads).found()
+    return question(measure, text, sizes, threads).decide()
 
 
 def upto(border: int, good: Callable[[str], bool]) -> Callable[[Variant, int], float]:
@@ -57,18 +64,19 @@ def upto(border: int, good: Callable[[str], bool]) -> Callable[[Variant, int], f
 def test_attention_is_asked_by_its_queries() -> None:
     graph = parse(ATTENTION)
     piece = piece_of(graph, range(1), {"s0": 64, "s1": 1})
-    found = asked(piece.normal, kernel_cache().core, core_variants(kernel_cache().core), piece.sizes, kernel_cache().peaks)
+    cache = kernel_cache()
+    found = variant_question(piece.normal, cache.core, core_variants(cache.core), piece.sizes, cache.peaks)
     assert not isinstance(found, str)
     assert any(w.name.startswith("cut for") for w in found.variants) and found.turns, "narrower panels for short sequences"
     assert found.env(48)[str(found.size.args[0])] == 48
     fixed = parse(ATTENTION.replace("s0", "64").replace("where (1 <= 64), ", "where "))
-    assert isinstance(asked(fixed, kernel_cache().core, (), {"s1": 1}, kernel_cache().peaks), str)
+    assert isinstance(variant_question(fixed, kernel_cache().core, (), {"s1": 1}, kernel_cache().peaks), str)
 
 
 def test_short_sequences_get_a_tiling_of_their_own() -> None:
     found = cross(ATTENTION, {"s0": 64, "s1": 1}, upto(24, lambda name: name.startswith("cut for")), 1)
     assert found.variants is not None and found.variants.names[-1] == ANY_SIZE and found.variants.names[0].startswith("cut for")
-    assert abs(found.variants.ends[0] - 24) <= 3 and "cut for" in found.variants.predicted and len(found.made) == 1
+    assert abs(found.variants.ends[0] - 24) <= 3 and "cut for" in found.variants.predicted and len(found.kernels) == 1
 
 
 @pytest.mark.parametrize("text", [ATTENTION, PRODUCT], ids=["attention", "product"])
@@ -96,7 +104,7 @@ def test_a_plan_does_not_wait_long_for_an_answer() -> None:
         return 1e-3 if variant.name == ANY_SIZE else 2e-3
 
     late = question(measure, ATTENTION, {"s0": 16, "s1": 1}, until=0.0)
-    found = late.found()
+    found = late.decide()
     assert found.variants is None and len(set(seen)) <= 1 and list(late.kernels) in ([ANY_SIZE], [ANY_SIZE, LIBRARY])
 
 

@@ -19,7 +19,7 @@ from hotfuse.compile.parts import KernelCode
 from hotfuse.compile.unit import units
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.compile.variants import variant_search
-from hotfuse.compile.variants.alternatives import ANY_SIZE, FEW_ROWS, LIBRARY, SizeRange, allowed, asked
+from hotfuse.compile.variants.alternatives import ANY_SIZE, FEW_ROWS, LIBRARY, SizeRange, allowed, variant_question
 from hotfuse.compile.variants.variant_search import VariantDecision
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("forgets")
 
 def cross(measure: Callable[[Variant, int], float], text: str = TEXT, sizes: dict[str, int] | None = None) -> VariantDecision:
     """The outcome where kernels take what a test says."""
-    return question(measure, text, sizes).found()
+    return question(measure, text, sizes).decide()
 
 
 def until(border: int, other: str = FEW_ROWS) -> Callable[[Variant, int], float]:
@@ -64,7 +64,7 @@ def test_measured_borders_take_the_place_of_predicted_ones() -> None:
         found.variants is not None
         and found.variants.names == (FEW_ROWS, ANY_SIZE)
         and found.variants.kernels == (1, 0)
-        and len(found.made) == 1
+        and len(found.kernels) == 1
     )
     assert abs(found.variants.ends[0] - 20) <= 2 and found.variants.points
     assert (
@@ -76,7 +76,7 @@ def test_measured_borders_take_the_place_of_predicted_ones() -> None:
 
 def test_a_way_that_measures_slower_is_not_kept() -> None:
     found = cross(until(0))
-    assert found.variants is None and not found.made
+    assert found.variants is None and not found.kernels
     assert any("one kernel for all sizes" in note for note in found.notes)
 
 
@@ -112,7 +112,7 @@ def test_what_calls_may_bring_is_read_off_guards() -> None:
 
 def test_groups_whose_sizes_are_known_have_no_question() -> None:
     graph = parse(TEXT.replace("s0", "8").replace(" where (1 <= 8)", ""))
-    assert isinstance(asked(graph, kernel_cache().core, (), {}, kernel_cache().peaks), str)
+    assert isinstance(variant_question(graph, kernel_cache().core, (), {}, kernel_cache().peaks), str)
 
 
 def test_a_bound_changes_loops_and_not_results() -> None:

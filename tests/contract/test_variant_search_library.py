@@ -27,8 +27,8 @@ def test_a_choice_between_kernels_has_one(monkeypatch: pytest.MonkeyPatch) -> No
         return Crossovers("s0", (Interval(0, None, [w.name for w in variants].index(LIBRARY)),))
 
     monkeypatch.setattr(VariantSearch, "_predicted", predicted)
-    found = question(lambda variant, _n: 1e-6 if variant.name == LIBRARY else 1e-3).found()
-    assert found.variants is None and not found.made
+    found = question(lambda variant, _n: 1e-6 if variant.name == LIBRARY else 1e-3).decide()
+    assert found.variants is None and not found.kernels
     assert any("one kernel for all sizes" in n for n in found.notes)
 
 

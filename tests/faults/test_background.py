@@ -15,7 +15,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base import faults as faults_module
 from hotfuse.base.events import Action, Why
-from hotfuse.base.faults import MOST_KINDS, MOST_RESTARTS, Faults, faults, steady
+from hotfuse.base.faults import MAX_KINDS, MAX_RESTARTS, Faults, faults, steady
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.tierup import improve as improve_module
 from hotfuse.runtime.tierup.improve import Improver
@@ -144,13 +144,13 @@ def test_a_thread_that_raises_begins_anew_a_bounded_number_of_times(monkeypatch:
     thread = steady(never, "another")
     thread.start()
     thread.join(60)
-    assert faults.counts()["another: OSError: never"] == MOST_RESTARTS
+    assert faults.counts()["another: OSError: never"] == MAX_RESTARTS
     assert faults.counts()["another, which has ended: OSError: never"] == 1
 
 
 def test_kinds_of_errors_are_bounded() -> None:
     own = Faults()
-    for i in range(10 * MOST_KINDS):
+    for i in range(10 * MAX_KINDS):
         own.note("here", ValueError(str(i)))
     counts = own.counts()
-    assert len(counts) == MOST_KINDS + 1 and sum(counts.values()) == 10 * MOST_KINDS
+    assert len(counts) == MAX_KINDS + 1 and sum(counts.values()) == 10 * MAX_KINDS

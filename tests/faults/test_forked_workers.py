@@ -43,7 +43,7 @@ def nothing_against_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have used an accelerator, or much memory; no worker here does anything with either."""
     for device in (torch.cuda, torch.xpu):
         monkeypatch.setattr(device, "is_initialized", lambda: False)
-    monkeypatch.setattr(starting, "MOST_BYTES", 1 << 62)
+    monkeypatch.setattr(starting, "MAX_BYTES", 1 << 62)
 
 
 def answers(worker: ForkedWorker) -> bool:
@@ -206,7 +206,7 @@ def test_what_speaks_against_a_fork_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert unsafe("auto") == ""
     assert "settings" in unsafe("spawn")
     with monkeypatch.context() as patch:
-        patch.setattr(starting, "MOST_BYTES", 1)
+        patch.setattr(starting, "MAX_BYTES", 1)
         assert "MiB" in unsafe("auto") and unsafe("fork") == ""
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         assert "cuda" in unsafe("fork")

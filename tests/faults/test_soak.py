@@ -40,7 +40,7 @@ WATCHDOG_S = 300 + CALLS / 100
 COMPILED = 0.05 * CALLS
 """Calls that compiled plans must have served. A slow machine compiles for longer, so serving goes on until they have."""
 SWAPS = 100
-LONGEST_S = WATCHDOG_S / 2
+MAX_S = WATCHDOG_S / 2
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled = now["1"] + now["2"] > COMPILED and min(now["0"], now["1"], now["2"]) > 0
         forgot = fast.stats()["deopts"] > before_it["deopts"]
         chaos.due = not forgot
-        return (compiled and forgot and chaos.swaps > SWAPS and chaos.killed > 0) or time.monotonic() > started + LONGEST_S
+        return (compiled and forgot and chaos.swaps > SWAPS and chaos.killed > 0) or time.monotonic() > started + MAX_S
 
     def serve(me: int) -> None:
         chance = random.Random(SEED + me)

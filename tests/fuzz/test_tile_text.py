@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotfuse.base.errors import InternalError, ModelError
-from hotfuse.tile.interp import run
+from hotfuse.tile.interpreter import run
 from hotfuse.tile.text import parse, show
 from hotfuse.tile.verify import verify
 from tests.fuzz.kernels import random_arrays, random_kernel, random_sizes

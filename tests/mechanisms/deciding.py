@@ -125,7 +125,7 @@ def without_row(name: str) -> Switch:
 
 def sampled_always(world: World) -> None:
     world.patch.setattr(agent_module, "BUDGET", 1e9)
-    world.patch.setattr(agent_module, "MOST_PER_SECOND", 1e9)
+    world.patch.setattr(agent_module, "MAX_PER_SECOND", 1e9)
     new_plans_win(world.patch)
 
 

@@ -59,7 +59,7 @@ def served(world: World) -> tuple[Any, Analyzer]:
     shared = Shared(Analyzer())
     world.patch.setattr(watcher_module, "_shared", shared)
     world.patch.setattr(agent_module, "BUDGET", 1e9)
-    world.patch.setattr(agent_module, "MOST_PER_SECOND", 1e9)
+    world.patch.setattr(agent_module, "MAX_PER_SECOND", 1e9)
     fast: Any = hotfuse.jit(Watched().eval(), settings=world.settings(tiers=0, watch_rate=2))
     for _ in range(40):
         fast(*call_of())

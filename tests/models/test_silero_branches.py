@@ -35,7 +35,7 @@ def straight(plan: Any) -> bool:
 def test_the_branch_of_silero_flips_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     races = raced(monkeypatch, lambda: (SLOWER_S, 0.0))
     monkeypatch.setattr(agent_module, "BUDGET", 1e9)  # samples whatever they cost: clocks decide nothing
-    monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9)
+    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9)
     model = load("silero-vad")
     peer, rng = reference(model), np.random.default_rng(0)
     settings = Settings(capture="inline", hot_calls=2, watch_rate=2, race_s=0.02)

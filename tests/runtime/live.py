@@ -26,7 +26,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 
 SETTINGS = Settings(hot_calls=2, record=False, watch=False, idle=False)
-MOST_S = 60.0
+MAX_S = 60.0
 
 
 class Sleepy(nn.Module):
@@ -105,7 +105,7 @@ class Live:
 
     def calls_until(self, done: Callable[[], bool], rows: Sequence[int] = (3,), pause_s: float = 0.0) -> int:
         """Call until something is so; how many calls that took."""
-        until, n = time.monotonic() + MOST_S, 0
+        until, n = time.monotonic() + MAX_S, 0
         while not done():
             assert time.monotonic() < until, "\n".join(map(str, self.engine.log.decisions))
             self.call(rows[n % len(rows)])

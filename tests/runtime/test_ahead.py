@@ -20,7 +20,7 @@ from hotfuse import Settings
 from hotfuse.base.errors import CaptureError
 from hotfuse.compile.ahead import AheadCompilation
 from hotfuse.compile.compilation import Compilation
-from hotfuse.pipeline.plans import Units
+from hotfuse.pipeline.plan_passes import Units
 from hotfuse.profile.glimpse import may_know
 from hotfuse.profile.rows import StoredDecision
 from hotfuse.profile.store import Store

@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.side import report
 from benchmarks.side.budget import (
-    LEAST_ROUNDS,
-    LEAST_TRAFFIC_S,
     LOAD_S,
     MIN_LOAD_S,
+    MIN_ROUNDS,
+    MIN_TRAFFIC_S,
     PREPARING_S,
     READY_S,
     Allowance,
@@ -98,17 +98,17 @@ def test_rounds_end_with_the_time_but_there_is_a_least_number() -> None:
     clock = Clock()
     time = Allowance(30.0, 0.0, clock=clock)
     done = 0
-    while time.another(done, LEAST_ROUNDS, 4.0):
+    while time.another(done, MIN_ROUNDS, 4.0):
         clock.now += 4.0
         done += 1
     assert done == 7 and time.left() == pytest.approx(2.0)
-    assert time.another(LEAST_ROUNDS - 1, LEAST_ROUNDS, 1e9) and not time.another(LEAST_ROUNDS, LEAST_ROUNDS, 1e9)
+    assert time.another(MIN_ROUNDS - 1, MIN_ROUNDS, 1e9) and not time.another(MIN_ROUNDS, MIN_ROUNDS, 1e9)
 
 
 def test_streams_are_shortened_before_they_starve_anybody() -> None:
     assert traffic_s(16.0, 100.0, 20.0, 4) == 16.0
     assert traffic_s(16.0, 68.0, 20.0, 4) == pytest.approx(12.0)
-    assert traffic_s(16.0, 0.0, 20.0, 4) == LEAST_TRAFFIC_S and traffic_s(6.0, 0.0, 20.0, 4) == 6.0
+    assert traffic_s(16.0, 0.0, 20.0, 4) == MIN_TRAFFIC_S and traffic_s(6.0, 0.0, 20.0, 4) == 6.0
 
 
 def test_all_cases_fit_into_the_run_that_is_promised() -> None:
@@ -200,9 +200,9 @@ def test_one_who_never_gets_ready_costs_the_case_its_own_time_only() -> None:
 
 def test_long_rounds_are_fewer_but_enough() -> None:
     found, took = measured({"hotfuse": {"load": 5, "round": 1.5}, "ort": {"load": 1, "round": 1.5}}, 40.0)
-    assert all(LEAST_ROUNDS <= len(r.times) < 11 for r in found.values()) and took <= 40.0
+    assert all(MIN_ROUNDS <= len(r.times) < 11 for r in found.values()) and took <= 40.0
     found, _ = measured({"hotfuse": {"round": 50.0}, "ort": {"round": 50.0}}, 40.0)
-    assert all(len(r.times) == LEAST_ROUNDS for r in found.values()), "an interval of a median takes so many"
+    assert all(len(r.times) == MIN_ROUNDS for r in found.values()), "an interval of a median takes so many"
 
 
 def test_who_still_compiles_is_timed_as_it_is_and_said_so() -> None:

@@ -21,7 +21,7 @@ INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
 def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here: samples are taken whatever they cost."""
     monkeypatch.setattr(agent_module, "BUDGET", 1e9)
-    monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9, raising=False)
+    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9, raising=False)
     new_plans_win(monkeypatch)
     with torch.no_grad():
         yield

@@ -18,7 +18,7 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.errors import InternalError
 from hotfuse.compile import whole_graph
 from hotfuse.compile.unit import units
-from hotfuse.ir.branches import branches
+from hotfuse.ir.control_bodies import branches
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from tests.races import kernels_lose, kernels_win, slow_library

@@ -13,7 +13,7 @@ import pytest
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task, Waiting
 from hotfuse.compile.workers.worker_pool import Pool
-from hotfuse.runtime.capture_turn import FREE_S, MOST_OTHERS, MOST_WAIT_S, RATE_S, TICK_S, CaptureTurn
+from hotfuse.runtime.capture_turn import FREE_S, MAX_OTHERS, MAX_WAIT_S, RATE_S, TICK_S, CaptureTurn
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.specialize.table import TIER1
@@ -73,10 +73,10 @@ def test_a_plan_that_is_raced_leaves_the_worker_to_the_capture() -> None:
 
 def test_a_plan_that_takes_long_holds_captures_up_no_longer_than_so() -> None:
     waits, _ = turn(1000.0)
-    assert waits.wait(lambda: 0) == pytest.approx(MOST_WAIT_S, abs=2 * TICK_S)
+    assert waits.wait(lambda: 0) == pytest.approx(MAX_WAIT_S, abs=2 * TICK_S)
 
 
-@pytest.mark.parametrize(("times", "waited"), [(2 * MOST_OTHERS, RATE_S), (MOST_OTHERS / 2, 4.0)])
+@pytest.mark.parametrize(("times", "waited"), [(2 * MAX_OTHERS, RATE_S), (MAX_OTHERS / 2, 4.0)])
 def test_calls_that_wait_for_the_capture_count_where_they_are_many_more(times: float, waited: float) -> None:
     waits, clock = turn(4.0)
     assert waits.wait(lambda: int(times * 100 * clock.now)) == pytest.approx(waited, abs=2 * TICK_S)

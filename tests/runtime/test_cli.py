@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 from hotfuse.base.errors import CaptureError
 from hotfuse.cli import app, doctor, output
 from hotfuse.cli import show as show_module
-from hotfuse.cli.feeds import make_feeds
+from hotfuse.cli.model_inputs import make_feeds
 from hotfuse.cli.output import pairs, print_json, rows
 from hotfuse.compile.device.selftest import doubling
 from hotfuse.ir.dims import Sym
 from hotfuse.ir.text import parse
-from hotfuse.tile.interp import run as interpret_tiles
+from hotfuse.tile.interpreter import run as interpret_tiles
 
 runner = CliRunner()
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hotfuse.base.errors import InputError
 from hotfuse.cli import app, cost_report, machine_limits
-from hotfuse.cli.calibrate import MOST_REASONS
+from hotfuse.cli.calibrate import MAX_REASONS
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import calibrate as calibrating
 from hotfuse.compile.learn import learned
@@ -34,12 +34,12 @@ GRAPH = "graph main(%x: f32[64, 64]) {\n  %y: f32[64, 64] = aten.relu.default(%x
 
 
 def test_calibrate_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    many = Counter({f"reason {n}": 100 - n for n in range(MOST_REASONS + 2)})
+    many = Counter({f"reason {n}": 100 - n for n in range(MAX_REASONS + 2)})
     monkeypatch.setattr(calibrating, "calibrate", lambda *_a, **_k: Report(measured=3, refused=many))
     done = CliRunner().invoke(app, ["calibrate", "--store", str(tmp_path / "p.sqlite"), "--budget", "1s"])
     assert done.exit_code == 0, done.output
     assert f"{sum(many.values())} kernels were left out" in done.stdout and "reason 0" in done.stdout
-    assert f"reason {MOST_REASONS}" not in done.stdout and "2 more reasons" in done.stdout
+    assert f"reason {MAX_REASONS}" not in done.stdout and "2 more reasons" in done.stdout
 
 
 @pytest.mark.parametrize("fits", [False, True])

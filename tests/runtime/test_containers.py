@@ -16,7 +16,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.runtime.plans import MOST_SHORT_LIVED
+from hotfuse.runtime.plans import MAX_SHORT_LIVED
 from hotfuse.runtime.weights import containers as code_walk
 from hotfuse.runtime.weights.containers import MAX_CONTAINERS, MAX_ENTRIES, reads
 from hotfuse.runtime.weights.environment_reads import variables_of
@@ -313,7 +313,7 @@ def test_a_model_that_changes_itself_is_captured_a_bounded_number_of_times() -> 
         for i in range(120):
             fast(torch.ones(1 + i % 5))
             captures.append(fast.stats()["captures"])
-        assert captures[-1] <= captures[60] + 1 <= MOST_SHORT_LIVED and len(model.seen) == 120  # ever more rarely
+        assert captures[-1] <= captures[60] + 1 <= MAX_SHORT_LIVED and len(model.seen) == 120  # ever more rarely
         assert "the model changed" in str(fast.explain()) and "that its code reads" in str(fast.explain())
 
 

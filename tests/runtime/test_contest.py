@@ -42,7 +42,7 @@ def test_a_candidate_that_wins_once_by_luck_is_not_taken(monkeypatch: pytest.Mon
 
 
 def test_a_candidate_that_wins_again_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([(30.0, 24.0), *[(31.0, 23.0)] * (measuring_gate.LOOKS - 1)])
+    looks = iter([(30.0, 24.0), *[(31.0, 23.0)] * (measuring_gate.WINS_IN_A_ROW - 1)])
     objection, saved = held(looks, monkeypatch)
     assert not objection and saved == pytest.approx(7e-6)
     assert next(looks, None) is None

@@ -18,7 +18,7 @@ from hotfuse.compile.device.static_caches import with_static_caches
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.serve.answering import alike
-from hotfuse.runtime.serve.device_caches import LEAST_ROWS, MOST_SETS, StaticCacheRun, static_cache_library
+from hotfuse.runtime.serve.device_caches import MAX_SETS, MIN_ROWS, StaticCacheRun, static_cache_library
 from hotfuse.runtime.serve.effects import Effects, held_elsewhere
 from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.turns import Turns
@@ -94,10 +94,10 @@ def right(run: StaticCacheRun, x: torch.Tensor, keys: torch.Tensor, values: torc
 
 def test_every_step_is_a_replay_until_its_buffer_is_full_and_then_in_a_larger_one(run: StaticCacheRun) -> None:
     _, keys, values = inputs(5)
-    for _ in range(3 * LEAST_ROWS):
+    for _ in range(3 * MIN_ROWS):
         _, keys, values = right(run, torch.randn(1, 1, 16), keys, values)
     assert run.counts["recorded"] == 3 and run.counts["moved_in"] == 3  # buffers of 128, 256 and 512 rows
-    assert run.counts["replays"] == 3 * LEAST_ROWS - 6 and not run.refused
+    assert run.counts["replays"] == 3 * MIN_ROWS - 6 and not run.refused
     assert keys.data_ptr() == right(run, torch.randn(1, 1, 16), keys, values)[1].data_ptr()
 
 
@@ -110,13 +110,13 @@ def test_short_floats_have_attention_without_a_mask_where_it_hides_nothing(dtype
     assert not [n.op for n in graph.nodes if n.op in ("aten.le.Tensor", "aten.expand.default")]
     _, keys, values = (t.to(dtype) for t in inputs(5))
     allowed = 4e-3 if dtype is torch.half else 3e-2
-    for _ in range(2 * LEAST_ROWS):
+    for _ in range(2 * MIN_ROWS):
         x = torch.randn(1, 1, 16).to(dtype)
         got, want = run(x, keys, values), step(x.double(), keys.double(), values.double())
         for g, w in zip(got, want, strict=True):
             assert float((g.double() - w).abs().max() / w.abs().max()) < allowed, run.counts
         _, keys, values = got
-    assert run.counts["replays"] > LEAST_ROWS
+    assert run.counts["replays"] > MIN_ROWS
 
 
 def test_a_mask_that_hides_something_stays() -> None:
@@ -166,11 +166,11 @@ def test_a_buffer_is_used_again_and_nothing_of_its_last_text_is_read(run: Static
 
 
 def test_more_texts_at_once_than_sets_are_answered_kernel_by_kernel(run: StaticCacheRun) -> None:
-    texts: list[Sequence[torch.Tensor]] = [inputs(5 + i)[1:] for i in range(MOST_SETS + 3)]
+    texts: list[Sequence[torch.Tensor]] = [inputs(5 + i)[1:] for i in range(MAX_SETS + 3)]
     for _ in range(6):
         for i, (keys, values) in enumerate(texts):
             _, *texts[i] = right(run, torch.randn(1, 1, 16), keys, values)
-    assert run.counts["recorded"] <= MOST_SETS + 3 and run.counts["kernel_by_kernel"] > 3
+    assert run.counts["recorded"] <= MAX_SETS + 3 and run.counts["kernel_by_kernel"] > 3
     assert run.let_go() and not run.let_go()
     right(run, torch.randn(1, 1, 16), *texts[0])
 
@@ -202,7 +202,7 @@ def test_who_holds_an_older_result_is_found(run: StaticCacheRun) -> None:
 
 def test_beside_calls_the_same_kernels_run_unrecorded() -> None:
     run = made(background=True)
-    for past in (2, 5, LEAST_ROWS - 1, LEAST_ROWS, 300):
+    for past in (2, 5, MIN_ROWS - 1, MIN_ROWS, 300):
         right(run, *inputs(past))
     assert not any(run.counts.values())
 

@@ -18,7 +18,7 @@ from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.compile.value import FEW_TILINGS, GENERATE, Demand
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ops.own.assume import ASSUME, OtherPath
-from hotfuse.pipeline import device as passes
+from hotfuse.pipeline import device_passes as passes
 from hotfuse.pipeline.job import Job
 from hotfuse.runtime.plan import UNTRIED, Plan
 from tests.contract.lowering import group_of

@@ -241,7 +241,7 @@ def test_findings_reach_explain_and_the_store(tmp_path: Path, told: bool, monkey
         first = found[0]
         assert first["tier"] == 0 and first["us"] > 0 and first["bottleneck"] and first["source"] == "derived"
         assert first["counters"]["cycles"] > 0 and first["counters_source"] and first["energy_source"] == "estimated"
-        assert first["gigabytes_per_s"] >= 0 and first["traffic_source"].startswith("derived from"), first
+        assert 0 <= first["gigabytes_per_s"] < 1e4 and first["traffic_source"].startswith("derived from"), first
         assert "bound by" in str(fast.explain(full=True)) and "GB/s derived from" in str(fast.explain(full=True))
         assert fast.stats()["events"]["examinations"] >= 1
     with Store.open(place) as store:

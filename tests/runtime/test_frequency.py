@@ -10,7 +10,7 @@ from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.compilation_graph import UnitState
 from hotfuse.compile.frequency import LIKELY_TRIPS, ControlBodies, frequencies, observed
 from hotfuse.compile.value import CompileProgress, Demand, Expected, Facts
-from hotfuse.ir.branches import control_name
+from hotfuse.ir.control_bodies import control_name
 from hotfuse.ir.text import parse
 from hotfuse.profile.snapshot import ControlSeen
 from hotfuse.runtime.observe.control_outcomes import outcomes_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hotfuse.backends.cuda.graph_recording import Results, on_own_inputs, unrecordable
-from hotfuse.backends.cuda.graphs import AT_ONCE_S, MOST_KINDS, SHARE, GraphRun
+from hotfuse.backends.cuda.graphs import AT_ONCE_S, MAX_KINDS, SHARE, GraphRun
 from hotfuse.base.errors import CaptureError
 from hotfuse.runtime.tierup.agreement import disagreement
 
@@ -164,9 +164,9 @@ def test_recording_takes_at_most_its_share_of_the_time() -> None:
 
 def test_kinds_that_never_recur_are_forgotten() -> None:
     run = made(OnCpu())
-    for n in range(3 * MOST_KINDS):
+    for n in range(3 * MAX_KINDS):
         run(torch.randn(n))
-    assert len(run._met) <= MOST_KINDS  # pyright: ignore[reportPrivateUsage]
+    assert len(run._met) <= MAX_KINDS  # pyright: ignore[reportPrivateUsage]
     assert run.counts["recorded"] == 0
 
 

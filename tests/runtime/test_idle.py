@@ -165,14 +165,14 @@ def test_it_ends_with_the_last_model_and_begins_again_with_the_next() -> None:
 def test_a_worker_that_dies_is_counted_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "DONE_S", 0.0)
     with Scene() as s:
-        for n in range(idle.MOST_FAILURES):
+        for n in range(idle.MAX_FAILURES):
             until(lambda: s.worker.asked)
             dying, s.worker = s.worker, Fake()
             dying.closed.set()
             dying.go.release()
             until(lambda n=n: s.idle.told.failures == n + 1)
         time.sleep(0.1)
-        assert s.started == idle.MOST_FAILURES and s.idle.told.because
+        assert s.started == idle.MAX_FAILURES and s.idle.told.because
 
 
 # --- the work itself ----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_slices_measure_what_models_contain_and_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, kept: bool
 ) -> None:
     """A model is judged on what it measured: where rooflines are exact it cannot be better, where they are far off it is."""
-    monkeypatch.setattr(model, "LEAST_SAMPLES", 4)
+    monkeypatch.setattr(model, "MIN_SAMPLES", 4)
     monkeypatch.setattr("hotfuse.compile.learn.measure.PASSES", 2)
     monkeypatch.setattr(idle_work, "MAX_DRAWN_ROWS", 0)  # nothing is drawn
     monkeypatch.setattr(idle_work, "_begun", {})

@@ -31,7 +31,7 @@ from hotfuse.compile.workers.background_priority import (
     SWITCH_S,
     BackgroundPriority,
 )
-from hotfuse.compile.workers.service import MOST_THREADS, MOST_WAITING, Service
+from hotfuse.compile.workers.service import MAX_THREADS, MAX_WAITING, Service
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.tierup import race as racing
 from hotfuse.session import serving
@@ -119,9 +119,9 @@ def test_however_many_wait_jobs_run(own: Service) -> None:
             waiting.release()
             assert_set(go)
 
-    for n in range(MOST_WAITING + 2):
+    for n in range(MAX_WAITING + 2):
         own.submit(waits, n % 3)
-    for _ in range(MOST_WAITING):
+    for _ in range(MAX_WAITING):
         assert waiting.acquire(timeout=60)
     go.set()
     done = [threading.Event() for _ in range(3)]
@@ -178,7 +178,7 @@ def test_the_collection_that_jobs_put_off_comes_when_nobody_calls() -> None:
 
 def test_more_models_than_threads_are_all_served(own: Service) -> None:
     go = threading.Event()
-    count = 3 * MOST_THREADS
+    count = 3 * MAX_THREADS
     done = threading.Semaphore(0)
     most: list[int] = []
 
@@ -192,7 +192,7 @@ def test_more_models_than_threads_are_all_served(own: Service) -> None:
         own.submit(job, n)
     go.set()
     assert all(done.acquire(timeout=120) for _ in range(count))
-    assert max(most) <= before + MOST_THREADS
+    assert max(most) <= before + MAX_THREADS
 
 
 def test_a_job_that_raises_is_counted_and_the_next_one_runs(own: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tests.runtime.test_masks import Attention
 @pytest.fixture(autouse=True)
 def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(agent_module, "BUDGET", 1e9)
-    monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9, raising=False)
+    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9, raising=False)
     new_plans_win(monkeypatch)
     with torch.no_grad():
         yield

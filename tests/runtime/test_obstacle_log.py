@@ -19,7 +19,7 @@ from hotfuse import Settings
 from hotfuse.cli import app
 from hotfuse.compile.workers.shortage import SHORT, Shortage
 from hotfuse.runtime.admission import GraphAdmission
-from hotfuse.runtime.observe.obstacle_log import AFTER_S, MOST_TOLD, ObstacleLog, advice, headline, logger
+from hotfuse.runtime.observe.obstacle_log import AFTER_S, MAX_TOLD, ObstacleLog, advice, headline, logger
 from hotfuse.runtime.observe.summary import speed
 from hotfuse.torch_backend import explain_compiled
 from tests.races import kernels_win, slow_library
@@ -59,7 +59,7 @@ def test_a_reason_is_told_once_after_some_seconds_of_calls(log: list[str]) -> No
     for _ in range(100):
         now[0] += AFTER_S / 20
         teller.below()
-    assert len(log) == MOST_TOLD and len(set(log)) == MOST_TOLD
+    assert len(log) == MAX_TOLD and len(set(log)) == MAX_TOLD
 
 
 def test_seldom_calls_are_no_traffic(log: list[str]) -> None:

@@ -19,8 +19,8 @@ from hotfuse.base.errors import CaptureError, RecordingError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.machine import device_stream
-from hotfuse.runtime.serve.own_kinds import MOST_PLACES
-from hotfuse.runtime.serve.own_recordings import MOST_PUT_OFF, MOST_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
+from hotfuse.runtime.serve.own_kinds import MAX_PLACES
+from hotfuse.runtime.serve.own_recordings import MAX_PUT_OFF, MAX_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
 
 SETTINGS = Settings(record=False, idle=False)
 RACED = 40
@@ -152,7 +152,7 @@ def test_recorded_in_the_third_call_proven_raced_and_replayed() -> None:
     assert told["kinds"][0]["state"] == "replayed" and told["kinds"][0]["race"]["us_after"] < told["kinds"][0]["race"]["us_before"]
 
 
-@pytest.mark.parametrize("calls", [5, MOST_PUT_OFF + 50])
+@pytest.mark.parametrize("calls", [5, MAX_PUT_OFF + 50])
 def test_calls_beside_a_job_that_is_at_work_are_recorded_behind_it_or_when_it_lasts(calls: int) -> None:
     device, ran = OnCpu(), 0
     model = Slow(device, 0.0)
@@ -161,8 +161,8 @@ def test_calls_beside_a_job_that_is_at_work_are_recorded_behind_it_or_when_it_la
     while not run.counts["recorded"]:
         assert torch.equal(run(x)["y"], model(x)["y"])
         ran += 1
-        assert ran < 2 * MOST_PUT_OFF
-    put_off = min(calls, MOST_PUT_OFF)
+        assert ran < 2 * MAX_PUT_OFF
+    put_off = min(calls, MAX_PUT_OFF)
     assert ran == WARM_UPS + put_off + 1
     assert run.counts["put_off"] == put_off
 
@@ -366,7 +366,7 @@ def test_writes_that_torch_does_not_show_are_seen() -> None:
 def test_written_arguments_that_never_lie_where_they_lay_are_given_up() -> None:
     device = OnCpu()
     run, log = made(Continues(device, 0.0), device)
-    held = [FixedCache() for _ in range(MOST_PLACES + 8)]
+    held = [FixedCache() for _ in range(MAX_PLACES + 8)]
     for cache in held:
         run(torch.randn(3, 4), cache)
         assert int(cache.filled) == 1
@@ -448,10 +448,10 @@ def test_one_that_is_not_faster_is_refused() -> None:
 def test_recordings_are_bounded_by_number_and_by_memory() -> None:
     device = OnCpu()
     run, _ = made(Slow(device, 0.0), device)
-    for rows in range(1, MOST_RECORDINGS + 4):
+    for rows in range(1, MAX_RECORDINGS + 4):
         for _ in range(WARM_UPS + 1):
             run(torch.randn(rows, 4))
-    assert run.counts["recorded"] == MOST_RECORDINGS + 3 and run.counts["dropped"] == 3
+    assert run.counts["recorded"] == MAX_RECORDINGS + 3 and run.counts["dropped"] == 3
     for held, left, short in ((500, 1 << 40, ""), (100, 150, ""), (0, 0, "it is")):  # too much of all, of what is left; too little
         device = OnCpu()
         device.bytes, device.left, device.shortage = held, left, short

@@ -201,7 +201,7 @@ def test_packing_comes_before_tier_1_and_kernels_for_other_calls_when_they_come(
         if entry.layers == (PaddingLayer(False),):
             break
     assert entry.layers == (PaddingLayer(False),), str(fast.explain(full=True))  # and so packed calls are still packed
-    assert about(fast, PADDED_CALLS)[0].evidence["share"] >= proposals.LEAST_OTHERS
+    assert about(fast, PADDED_CALLS)[0].evidence["share"] >= proposals.MIN_OTHERS
     serve(fast, model, 2, share=0.2)
     assert entry.plan.counters()["packed_calls"] > 0
     fast.close()
@@ -241,7 +241,7 @@ def test_masks_that_hide_little_leave_tier_1_the_first() -> None:
 
 
 def test_traffic_that_turns_to_whole_batches_gets_tier_1_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposals, "LEAST_OTHERS", 0.95)  # so that no kept call is padded any more
+    monkeypatch.setattr(proposals, "MIN_OTHERS", 0.95)  # so that no kept call is padded any more
     model = PaddedEncoder(layers=1).eval()
     fast: Any = hotfuse.jit(model, settings=INLINE)
     serve(fast, model, 6)

@@ -78,7 +78,7 @@ def test_a_graph_with_weights_of_its_own_on_the_device_answers() -> None:
 @torch.no_grad()
 def test_what_the_device_refuses_is_told_once_and_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, model_, log = served(model())
-    monkeypatch.setattr("hotfuse.session.serving.MOST_OF_FREE", 0.0)  # a device whose memory is full
+    monkeypatch.setattr("hotfuse.session.serving.MAX_OF_FREE", 0.0)  # a device whose memory is full
     x = torch.randn(3, 4)
     for _ in range(6):  # memory may be free again later: it is tried three times
         assert engine.serve((x,), {})[0].shape == (3, 6)

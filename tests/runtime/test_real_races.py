@@ -29,7 +29,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.runtime.tierup.race import ROUNDS_HALVED
 from tests.races import SLOWER_S, kernels_win, skipping_pays, slow_kernels, slow_library
 
-MOST_S = 120.0
+MAX_S = 120.0
 LONG_S = 0.1
 BACKGROUND = Settings(hot_calls=3, record=False, idle=False)
 INLINE = BACKGROUND.with_(capture="inline")
@@ -86,7 +86,7 @@ def decisions(fast: Any, action: str, tier: int) -> list[dict[str, Any]]:
 
 
 def call_until(call: Callable[[], object], done: Callable[[], bool], said: Callable[[], object]) -> None:
-    until = time.monotonic() + MOST_S
+    until = time.monotonic() + MAX_S
     while not done():
         assert time.monotonic() < until, said()
         call()

@@ -257,7 +257,7 @@ def test_it_begins_anew_when_inputs_come_again_and_keeps_a_few(parts: Parts) -> 
     run, y = parts.run, torch.ones(6)
     for n in range(30):  # it is given up behind the first few
         run(torch.full((6,), float(n)), y)
-    some = [torch.full((6,), 100.0 + n) for n in range(kept_results.MOST_CONTENTS)]
+    some = [torch.full((6,), 100.0 + n) for n in range(kept_results.MAX_CONTENTS)]
     for _ in range(200):
         run(some[0], y)
     assert run.begun_again == 1 and run.hits > 100
@@ -270,7 +270,7 @@ def test_it_begins_anew_when_inputs_come_again_and_keeps_a_few(parts: Parts) -> 
 
 
 def test_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch, parts: Parts) -> None:
-    monkeypatch.setattr(kept_results, "MOST_BYTES", 40)
+    monkeypatch.setattr(kept_results, "MAX_BYTES", 40)
     run, made, x, y = parts.run, parts.made, torch.ones(6), torch.ones(6)
     for _ in range(50):
         assert torch.equal(run(x, y)[0], x * 2 + y)

@@ -23,8 +23,8 @@ from hotfuse.compile.value import Demand
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.profile.traffic import MeasuredPiece, TrafficSeen
-from hotfuse.runtime.observe.graph_weights import MIN_SAMPLES, MOST_KEPT, GraphWeights
-from hotfuse.runtime.tierup.strategies import MOST_REPLANS, weights_moved
+from hotfuse.runtime.observe.graph_weights import MAX_KEPT, MIN_SAMPLES, GraphWeights
+from hotfuse.runtime.tierup.strategies import MAX_REPLANS, weights_moved
 from hotfuse.specialize.table import REPLANNED
 from tests.races import kernels_win
 
@@ -107,13 +107,13 @@ def test_weights_outlive_the_plan_that_they_were_measured_in() -> None:
     """A planner that is told of both groupings compares measurements with measurements."""
     first = GraphWeights().updated([piece("a", 10.0)])
     second = first.exchanged()
-    assert second.serving == () and not second.steady() and [p.graph for p in second.told()] == ["a"]
+    assert second.serving == () and not second.steady() and [p.graph for p in second.pieces()] == ["a"]
     third = second.updated([piece("b", 5.0)]).updated([piece("b", 6.0)])
-    assert [(p.graph, p.us) for p in third.told()] == [("b", 6.0), ("a", 10.0)]
+    assert [(p.graph, p.us) for p in third.pieces()] == [("b", 6.0), ("a", 10.0)]
     many = GraphWeights()
-    for i in range(3 * MOST_KEPT):
+    for i in range(3 * MAX_KEPT):
         many = many.exchanged().updated([piece(str(i), 1.0)])
-    assert len(many.told()) <= MOST_KEPT
+    assert len(many.pieces()) <= MAX_KEPT
 
 
 def test_a_graph_is_planned_again_as_often_as_that_may_tell_anything() -> None:
@@ -121,11 +121,11 @@ def test_a_graph_is_planned_again_as_often_as_that_may_tell_anything() -> None:
     entry: Any = SimpleNamespace(plan=SimpleNamespace(tier=1, account=account), layers=(), replans=0, planned_by=None,
                                  weighed=GraphWeights((piece("a", 30.0), piece("b", 10.0))))  # fmt: skip
     assert weights_moved(entry) == pytest.approx(0.5)
-    entry.planned_by = entry.weighed.told()
+    entry.planned_by = entry.weighed.pieces()
     assert weights_moved(entry) == 0.0, "planned by them, whatever came of it"
     entry.weighed = GraphWeights((piece("a", 11.0), piece("b", 29.0)))
     assert weights_moved(entry) > 0, "and moved since"
-    entry.replans = MOST_REPLANS
+    entry.replans = MAX_REPLANS
     assert weights_moved(entry) == 0.0
     entry.replans, entry.weighed = 0, GraphWeights((piece("a", 11.0, MIN_SAMPLES - 1), piece("b", 29.0)))
     assert weights_moved(entry) == 0.0, "too few samples"

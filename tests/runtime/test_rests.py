@@ -19,8 +19,8 @@ from hotfuse.runtime import engine, plans
 from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.plans import MOST_UNSETTLED_S
-from hotfuse.runtime.rests import CALLS_PER_REST, MOST_REST, Rests
+from hotfuse.runtime.plans import MAX_UNSETTLED_S
+from hotfuse.runtime.rests import CALLS_PER_REST, MAX_REST, Rests
 from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.site import MISSED_CALLS
 from hotfuse.runtime.tierup.contest import PlanContest
@@ -91,9 +91,9 @@ def test_calls_that_are_never_captured_rest(argument: Callable[[], torch.Tensor]
     fast = hotfuse.jit(lambda x: x.sum(), settings=INLINE)
     looked, x = counted(monkeypatch, Capturer, "_wanted"), argument()
     with torch.no_grad():
-        for _ in range(MOST_REST * CALLS_PER_REST + 1600):
+        for _ in range(MAX_REST * CALLS_PER_REST + 1600):
             fast(x)
-    assert looked[0] < MOST_REST * CALLS_PER_REST + 300
+    assert looked[0] < MAX_REST * CALLS_PER_REST + 300
     assert any("argument" in text for text in fast._engine.limits())
 
 
@@ -101,14 +101,14 @@ def test_calls_under_autocast_rest_and_others_are_captured_all_the_same(monkeypa
     model = nn.Linear(4, 4).eval()
     fast, x = hotfuse.jit(model, settings=INLINE), torch.ones(2, 4)
     looked = counted(monkeypatch, Engine, "_under_modes")
-    calls = MOST_REST * CALLS_PER_REST + 1600
+    calls = MAX_REST * CALLS_PER_REST + 1600
     with torch.no_grad():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             want = model(x)
             for _ in range(calls):
                 assert torch.equal(fast(x), want)
         assert looked[0] < calls // 2 and "under torch.autocast" in str(fast.explain())
-        for _ in range(2 * MOST_REST):
+        for _ in range(2 * MAX_REST):
             torch.testing.assert_close(fast(x), model(x))
     assert fast.stats()["graph_calls"] > 0
 
@@ -286,7 +286,7 @@ def test_a_model_that_changes_in_every_call_is_left_alone_until_it_stays(monkeyp
             torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
         assert fast.stats()["captures"] <= 16 and looked[0] < 300  # one a call before, and a capture whenever one was allowed
         assert "the model changed" in str(fast.explain())
-        now[0] += MOST_UNSETTLED_S
+        now[0] += MAX_UNSETTLED_S
         for _ in range(2000):
             torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
     assert fast.stats()["graph_calls"] > 500

@@ -25,7 +25,7 @@ from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
 from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.site import Entry
-from hotfuse.runtime.tierup.skipping import FEWEST, all_finite, suspected
+from hotfuse.runtime.tierup.skipping import MIN_SAMPLES, all_finite, suspected
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS, Sides
 from hotfuse.specialize.table import ZERO_ROWS, AttemptKey
 from tests.races import kernels_win, new_plans_lose, new_plans_win, skipping_pays
@@ -36,7 +36,7 @@ INLINE = Settings(capture="inline", hot_calls=2)
 NOTHING = Share(30, 0.0, 0.0)
 
 
-def seen(zero_rows: float, samples: int = FEWEST) -> GraphSeen:
+def seen(zero_rows: float, samples: int = MIN_SAMPLES) -> GraphSeen:
     value = ValueSeen(1, 30, 0, (4, 4), NOTHING, replace(NOTHING, mean=zero_rows), NOTHING, NOTHING, NOTHING, NOTHING, NOTHING,
                       0.0, 1.0, 1.0)  # fmt: skip
     return GraphSeen(1, samples, (), (value,), (), (), (), (), 0)
@@ -300,7 +300,7 @@ def test_changed_weights_withdraw_it(traffic: dict[str, float]) -> None:
 
 
 def test_zeros_are_suspected_after_enough_samples() -> None:
-    assert not suspected(None) and not suspected(seen(0.0)) and not suspected(seen(0.5, FEWEST - 1))
+    assert not suspected(None) and not suspected(seen(0.0)) and not suspected(seen(0.5, MIN_SAMPLES - 1))
     assert suspected(seen(0.5)) and not suspected(seen(0.05))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from hotfuse.runtime.tally import AT_LEAST, Everyone, Tally
+from hotfuse.runtime.tally import MIN_SETS, Everyone, Tally
 
 
 def test_ended_threads_are_counted_in_one_set() -> None:
@@ -16,18 +16,18 @@ def test_ended_threads_are_counted_in_one_set() -> None:
         for _ in range(3):
             tally.mine.tier1_calls += 1
 
-    for _ in range(10 * AT_LEAST):
+    for _ in range(10 * MIN_SETS):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    assert everyone.sets <= AT_LEAST
-    assert everyone.total()["calls"] == 30 * AT_LEAST + 1 and everyone.total()["graph_calls"] == 30 * AT_LEAST
+    assert everyone.sets <= MIN_SETS
+    assert everyone.total()["calls"] == 30 * MIN_SETS + 1 and everyone.total()["graph_calls"] == 30 * MIN_SETS
 
 
 def test_running_threads_keep_their_own() -> None:
     everyone = Everyone()
     tally = Tally(everyone)
-    ready, go = threading.Barrier(3 * AT_LEAST + 1), threading.Event()
+    ready, go = threading.Barrier(3 * MIN_SETS + 1), threading.Event()
 
     def work() -> None:
         tally.mine.module_calls += 1
@@ -35,12 +35,12 @@ def test_running_threads_keep_their_own() -> None:
         go.wait()
         tally.mine.module_calls += 1  # a set that was folded too early would lose this
 
-    threads = [threading.Thread(target=work) for _ in range(3 * AT_LEAST)]
+    threads = [threading.Thread(target=work) for _ in range(3 * MIN_SETS)]
     for t in threads:
         t.start()
     ready.wait()
-    assert everyone.total()["calls"] == 3 * AT_LEAST and everyone.sets >= 3 * AT_LEAST
+    assert everyone.total()["calls"] == 3 * MIN_SETS and everyone.sets >= 3 * MIN_SETS
     go.set()
     for t in threads:
         t.join()
-    assert everyone.total()["calls"] == 6 * AT_LEAST
+    assert everyone.total()["calls"] == 6 * MIN_SETS

@@ -25,7 +25,7 @@ from hotfuse.runtime.samples import KEPT_IDLE, KEPT_IDLE_BYTES, CallSamples, mad
 from hotfuse.runtime.tierup.attempt import demand_of
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.race import ALPHA, growth, race
-from hotfuse.runtime.tierup.tiers import FEWEST, MANY_CALLS, is_hot, threshold, weighs
+from hotfuse.runtime.tierup.tiers import MANY_CALLS, MIN_SAMPLES, is_hot, threshold, weighs
 from tests.races import new_plans_lose, new_plans_win
 
 SETTINGS = Settings(capture="inline", hot_calls=2)
@@ -378,8 +378,8 @@ def test_a_site_that_gave_up_special_cases_takes_them_again_when_the_traffic_cha
 
 def test_of_many_calls_few_looks_weigh_what_may_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted: what every look did took most of what watching costs, and traffic that no bet is for pays that for ever."""
-    assert all(weighs(MANY_CALLS - 1, looks) for looks in range(2 * FEWEST))
-    assert sum(weighs(MANY_CALLS, looks) for looks in range(2 * FEWEST)) == 2
+    assert all(weighs(MANY_CALLS - 1, looks) for looks in range(2 * MIN_SAMPLES))
+    assert sum(weighs(MANY_CALLS, looks) for looks in range(2 * MIN_SAMPLES)) == 2
     weighed: list[int] = []
     rows = Improver._consider_rows  # pyright: ignore[reportPrivateUsage]
 
@@ -395,7 +395,7 @@ def test_of_many_calls_few_looks_weigh_what_may_pay(monkeypatch: pytest.MonkeyPa
     early = len(weighed) / entry.samples.taken
     entry.heat, looks = MANY_CALLS, entry.samples.taken
     weighed.clear()
-    for _ in range(10 * FEWEST):
+    for _ in range(10 * MIN_SAMPLES):
         entry.next_look = 0
         engine(torch.randn(2, 4))
     late = len(weighed) / (entry.samples.taken - looks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -19,7 +20,10 @@ def test_a_trace_holds_calls_decisions_and_compiles(tmp_path: Path) -> None:
         trace = json.loads(fast.explain().to_trace(tmp_path / "trace.json").read_text())
     events = trace["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
-    assert {"calls", "compile"} <= {e["cat"] for e in spans} and all(e["dur"] >= 0 and e["ts"] >= 0 for e in spans)
+    assert {"calls", "compile"} <= {e["cat"] for e in spans}
+    calls = sorted((e for e in spans if e["cat"] == "calls"), key=lambda e: e["ts"])
+    assert calls and all(e["dur"] > 0 and e["ts"] > 0 for e in calls)
+    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(calls)), "one call ends before the next"
     names = {e["args"]["name"] for e in events if e["ph"] == "M"}
     assert any(n.startswith("calls") for n in names) and "decisions" in names
     instants = [e["name"] for e in events if e["ph"] == "i"]

@@ -298,7 +298,7 @@ def test_a_unit_that_fails_stays_with_the_library_and_the_rest_goes_on() -> None
         return CaptureError("it broke", because="of a bug", why=Why.WORKER_DIED) if h["group"] == "contract" else None
 
     done = compiled(MIXED, Scripted(answer))
-    assert any("it broke: of a bug" in n for n in done.graph.said()) and done.graph.counts["failed"] == 1
+    assert any("it broke: of a bug" in n for n in done.graph.note_lines()) and done.graph.counts["failed"] == 1
     assert [k >= 0 for _, _, k in check(done)] == [False, True, False, True]
 
 

@@ -462,7 +462,7 @@ def world() -> Iterator[World]:
 def unpaid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are taken whatever they cost on this machine."""
     monkeypatch.setattr(agent_module, "BUDGET", 1e9)
-    monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9)
+    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9)
 
 
 def test_a_watched_model_from_call_to_snapshot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hotfuse.runtime import engine as engines
 from hotfuse.runtime import site as sites
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.contest import PlanContest
-from hotfuse.runtime.whole_calls import BLOCK, FIRST_ROUNDS, MOST_BROKEN, MOST_ROUNDS, SlowerInUse, WholeCalls
+from hotfuse.runtime.whole_calls import BLOCK, FIRST_ROUNDS, MAX_BROKEN, MAX_ROUNDS, SlowerInUse, WholeCalls
 
 
 class SomePlan:
@@ -55,12 +55,12 @@ def test_a_plan_that_is_slower_in_use_goes_after_a_few_blocks() -> None:
 def test_a_plan_that_is_faster_or_hardly_slower_stays() -> None:
     assert not compared(24e-6, 39e-6)[0]
     stays = compared(24.5e-6, 24e-6)
-    assert not stays[0] and stays[2] == 2 * MOST_ROUNDS  # it loses every round, and less than is worth a change
+    assert not stays[0] and stays[2] == 2 * MAX_ROUNDS  # it loses every round, and less than is worth a change
 
 
 def test_blocks_that_something_came_between_count_for_nothing() -> None:
     found, _, blocks = compared(39e-6, 24e-6, broken=True)
-    assert not found and blocks == MOST_BROKEN
+    assert not found and blocks == MAX_BROKEN
 
 
 class Counts(nn.Module):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.branches import control_name, inside
+from hotfuse.ir.control_bodies import control_name, inside
 from hotfuse.ir.dims import Dim, evaluate
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import ObjectType, OptionalType, SequenceType, TensorType, bits
@@ -37,7 +37,7 @@ FREE = Cost(0, 0)
 UNSEEN = Cost(None, None)
 BodyRuns = Callable[[Node, str, int], float | None]
 """How often a body of a control node runs each time that the node does, as calls showed it; None where none did. Control nodes
-are told by name: the second argument is what their names begin with (`ir.branches.control_name`)."""
+are told by name: the second argument is what their names begin with (`ir.control_bodies.control_name`)."""
 
 
 def value_bytes(value: Value, env: Mapping[str, int]) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 from hotfuse.backends.library import control_meaning
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.backends.pycode import flat_function
-from hotfuse.ir.branches import branches
+from hotfuse.ir.control_bodies import branches
 from hotfuse.ir.graph import Graph
 
 NAME = "branches"

@@ -1,6 +1,6 @@
-"""The seam: what a target is, and what a back end does. Everything outside `backends` speaks to one through these types.
+"""The seam: the types of a target and of a back end. Code outside `backends` uses a back end through these types alone.
 
-A back end is a folder and a row in `backends.registry`. There are three sizes of it, each with all that the smaller one has:
+A back end is a folder and a row in `backends.registry`. There are three interfaces, each of which extends the one before:
 
     Backend        a graph and its weights become something callable (`library`, `cuda`)
     KernelBackend  tile kernels become code that is compiled in any process and loaded in the one that serves (`interp`, `llvm`)
@@ -186,7 +186,7 @@ class RecordingDevice(Protocol):
         ...
 
 
-LEAST_LEFT = 2
+MIN_LEFT = 2
 """Times the memory that recordings take of a device that has to be left to the program: it needs some between calls, too."""
 
 
@@ -194,7 +194,7 @@ def too_large(device: RecordingDevice) -> str:
     """Why what was just recorded is better let go of; empty where it leaves memory enough to the program."""
     held = device.held()
     left = device.free() if held else 0
-    return f"its recordings hold {held >> 20} MiB and leave {left >> 20} MiB of the device" if left < LEAST_LEFT * held else ""
+    return f"its recordings hold {held >> 20} MiB and leave {left >> 20} MiB of the device" if left < MIN_LEFT * held else ""
 
 
 class DeviceBackend(Protocol):

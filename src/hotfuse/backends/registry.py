@@ -1,7 +1,7 @@
 """One row per back end: the only place outside their folders that names them.
 
-A package of somebody else's adds one by an entry point of the group `hotfuse.backends`: its name is the back end's, its object a
-function without arguments that gives it (`backends.protocol`). It is loaded when it is asked for by name, and never before.
+Another package adds a back end by an entry point of the group `hotfuse.backends`. The entry point's name is the back end's name;
+its object is a function without arguments that returns the back end (`backends.protocol`). It is loaded on first use by name.
 """
 
 from __future__ import annotations

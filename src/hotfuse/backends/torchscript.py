@@ -28,7 +28,7 @@ from hotfuse.ops.folded_conv import PREVIOUS, FoldedConv
 from hotfuse.ops.table import is_mutating, is_random, resolve
 from hotfuse.ops.torch_args import to_torch
 
-SHORTEST = 4
+MIN_OPERATORS = 4
 """Operators in the smallest region: entering one costs about as much as three calls from Python."""
 _REGION = "hotfuse.region"
 _HOST = {
@@ -100,7 +100,7 @@ def scripted(graph: Graph, meaning: Meaning) -> Scripted | None:
 
     def close(first: int, last: int, writer: _RegionWriter) -> None:
         outs = tuple(v for n in graph.nodes[first:last] for v in n.outs if last_read.get(v.name, -1) >= last)
-        if last - first < SHORTEST or not outs:
+        if last - first < MIN_OPERATORS or not outs:
             nodes.extend(graph.nodes[first:last])
             return
         name = f"{_REGION}{len(made)}"

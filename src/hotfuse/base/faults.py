@@ -12,19 +12,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-MOST_KINDS = 64
+MAX_KINDS = 64
 """Different errors that are told apart; more than that count as one."""
-MOST_RESTARTS = 5
+MAX_RESTARTS = 5
 """Times that a thread which raised begins anew."""
 RESTART_S = 0.1
 """Pause before the first of them; each is twice as long as the one before."""
-MOST_TEXT = 300
+MAX_TEXT = 300
 
 
 def error_text(error: BaseException) -> str:
     """An error in one line."""
     first = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {first[0] if first else ''}"[:MOST_TEXT].removesuffix(": ")
+    return f"{type(error).__name__}: {first[0] if first else ''}"[:MAX_TEXT].removesuffix(": ")
 
 
 class Faults:
@@ -38,7 +38,7 @@ class Faults:
         """Count an error."""
         text = f"{where}: {error_text(error)}"
         with self._lock:
-            known = text in self._counts or len(self._counts) < MOST_KINDS
+            known = text in self._counts or len(self._counts) < MAX_KINDS
             self._counts[text if known else "others"] += 1
 
     def counts(self) -> dict[str, int]:
@@ -65,13 +65,13 @@ def steady(target: Callable[[], None], name: str) -> threading.Thread:
     """A daemon thread whose work begins anew when it raises, a bounded number of times; not started yet."""
 
     def run() -> None:
-        for restart in range(MOST_RESTARTS + 1):
+        for restart in range(MAX_RESTARTS + 1):
             try:
                 target()
                 return
             except Exception as e:
-                faults.note(name if restart < MOST_RESTARTS else f"{name}, which has ended", e)
-                if restart < MOST_RESTARTS:
+                faults.note(name if restart < MAX_RESTARTS else f"{name}, which has ended", e)
+                if restart < MAX_RESTARTS:
                     time.sleep(RESTART_S * 2**restart)
 
     return threading.Thread(target=run, name=name, daemon=True)

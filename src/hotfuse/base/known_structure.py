@@ -24,11 +24,11 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec, Taken, count_tensor, is_plain, take_call
 
 Match = Callable[[tuple[Any, ...], dict[str, Any]], Taken | None]
-MOST_KNOWN = 16
+MAX_KNOWN = 16
 """Structures of calls with the same number and names of arguments that are tried one after the other: one that is not the call's
 mostly shows it in its first lines, and taking a call apart without code takes as long as a dozen of those."""
-MOST_SHAPES = 64
-MOST_PARTS = 4000
+MAX_SHAPES = 64
+MAX_PARTS = 4000
 """Of a structure that code is made for."""
 
 
@@ -71,8 +71,8 @@ class KnownStructures:
             if made is not None:
                 kinds = list(_leaf_kinds(taken.spec))
                 places = (tuple(i for i, kind in enumerate(kinds) if kind == asked) for asked in ("tensor", "count"))
-                self._by_names[names] = [KnownStructure(taken.spec, made, next(self._numbers), *places), *known][:MOST_KNOWN]
-        elif len(self._once) < MOST_SHAPES or names in self._once:
+                self._by_names[names] = [KnownStructure(taken.spec, made, next(self._numbers), *places), *known][:MAX_KNOWN]
+        elif len(self._once) < MAX_SHAPES or names in self._once:
             self._once[names] = taken.spec
         return taken, None
 
@@ -133,7 +133,7 @@ class _Matcher:
             return
         names = [f"v{self._parts + i}" for i in range(len(specs))]
         self._parts += len(specs)
-        if self._parts > MOST_PARTS:
+        if self._parts > MAX_PARTS:
             raise _NoMatcher
         self.line(f"{', '.join(names)}, = {values}")
         for name, spec in zip(names, specs, strict=True):

@@ -19,7 +19,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cache.entry import Refused, pack, unpack
 from hotfuse.cache.keys import TrustedKeys
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """Of a note; what is larger is none."""
 
 
@@ -34,7 +34,7 @@ class StartNotes:
         """What was noted in the same circumstances; None where nothing was, or where it is not believed."""
         try:
             with self._path(name).open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+                data = file.read(MAX_BYTES + 1)
             body, _ = unpack(data, name, self.keys, frozenset())
         except (OSError, Refused):
             return None

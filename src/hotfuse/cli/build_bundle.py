@@ -29,7 +29,7 @@ import typer
 from hotfuse.base.errors import HotfuseError, InputError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings, from_env
-from hotfuse.cli.feeds import Feeds, make_feeds
+from hotfuse.cli.model_inputs import Feeds, make_feeds
 from hotfuse.cli.output import console, pairs, print_json, reports_errors, rows
 from hotfuse.cli.stores import machines_named, open_store
 from hotfuse.cli.torch_models import is_torch_name, load_torch

@@ -12,7 +12,7 @@ from hotfuse.cli.device_peaks import calibrate_device
 from hotfuse.cli.output import console, heading, print_json, reports_errors, rows
 from hotfuse.cli.stores import At
 
-MOST_REASONS = 8
+MAX_REASONS = 8
 """Reasons for leaving kernels out that a terminal is shown, the commonest."""
 
 
@@ -84,9 +84,9 @@ def calibrate(
     if report.refused:
         reasons = sorted(report.refused.items(), key=lambda kv: -kv[1])
         heading(f"{sum(report.refused.values())} kernels were left out:")
-        rows(("why", "kernels"), [(why, n) for why, n in reasons[:MOST_REASONS]], header=False)
-        if len(reasons) > MOST_REASONS:
-            heading(f"and {len(reasons) - MOST_REASONS} more reasons: --json lists all")
+        rows(("why", "kernels"), [(why, n) for why, n in reasons[:MAX_REASONS]], header=False)
+        if len(reasons) > MAX_REASONS:
+            heading(f"and {len(reasons) - MAX_REASONS} more reasons: --json lists all")
     if made is None:
         heading("too few measurements for a model: give it more time")
         return

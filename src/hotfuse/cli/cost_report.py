@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from hotfuse.fusion.groups import Group
     from hotfuse.ir.graph import Graph
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 """Profiles of one group that are looked through for the sizes in hand."""
-LEAST_NODES = 3
+MIN_NODES = 3
 """Operators of a group from which on it says which model it is of."""
-MOST_SIZES = 4
+MAX_SIZES = 4
 """Sizes that are named where nothing served at those in hand."""
 BEFORE_GROUPS = 3
 """Passes of grouping in front of the engine: rules, appends, layouts."""
@@ -60,7 +60,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     from hotfuse.compile.unit.planning import planned, planner
     from hotfuse.compile.unit.units import grouping_job, measuring
     from hotfuse.fusion.closed import UseIndex
-    from hotfuse.fusion.explain import edges, lines
+    from hotfuse.fusion.decision_lines import edges, lines
     from hotfuse.ops.table import packet
 
     sizes = bind(graph, shapes)
@@ -96,14 +96,14 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
 def _served_otherwise(index: UseIndex, groups: Sequence[Group], shapes: str) -> list[str]:
     """Where nothing served at these sizes: those that groups of the same operators did serve at, for who chose sizes."""
     from hotfuse.compile.learn.learned import notes
-    from hotfuse.runtime.observe.record import MOST_OPS
+    from hotfuse.runtime.observe.record import MAX_OPS
 
     if (kept := notes()) is None:
         return []
-    here = {" ".join(index.graph.nodes[i].op for i in g.nodes)[:MOST_OPS] for g in groups if len(g.nodes) >= LEAST_NODES}
-    rows_ = (r for r, _, _ in kept.store.top_subgraphs(kept.host.machine, MOST_KEPT) if r.tier > 0 and r.sizes != shapes)
+    here = {" ".join(index.graph.nodes[i].op for i in g.nodes)[:MAX_OPS] for g in groups if len(g.nodes) >= MIN_NODES}
+    rows_ = (r for r, _, _ in kept.store.top_subgraphs(kept.host.machine, MAX_KEPT) if r.tier > 0 and r.sizes != shapes)
     sizes = dict.fromkeys(r.sizes for r in rows_ if r.ops in here)
-    return [f"nothing served at {shapes}; groups of these operators did at {', '.join(list(sizes)[:MOST_SIZES])}"] if sizes else []
+    return [f"nothing served at {shapes}; groups of these operators did at {', '.join(list(sizes)[:MAX_SIZES])}"] if sizes else []
 
 
 def _served_us(index: UseIndex, nodes: Sequence[int], shapes: str) -> float | None:
@@ -114,7 +114,7 @@ def _served_us(index: UseIndex, nodes: Sequence[int], shapes: str) -> float | No
 
     if (kept := notes()) is None:
         return None
-    rows_ = kept.store.subgraphs(structural_hash(extract(index.graph, nodes, "group")), kept.host.machine, MOST_KEPT)
+    rows_ = kept.store.subgraphs(structural_hash(extract(index.graph, nodes, "group")), kept.host.machine, MAX_KEPT)
     found = [r for r in rows_ if r.sizes == shapes and r.threads == kept.host.at.threads and r.tier > 0]
     return round(found[0].p50_ns * 1e-3, 3) if found else None
 

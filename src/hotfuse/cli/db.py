@@ -24,7 +24,7 @@ db = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 OnMachine = Annotated[str | None, typer.Option("--machine", help="Only this one, by how its name begins.")]
-MOST_COMPARED = 10_000
+MAX_COMPARED = 10_000
 """Pieces of a machine that are shown, or looked at for a comparison."""
 
 
@@ -157,7 +157,7 @@ def machines(at: At = None, as_json: AsJson = False) -> None:
 @db.command()
 @reports_errors
 def top(
-    at: At = None, machine: OnMachine = None, limit: Annotated[int, typer.Option(min=1, max=MOST_COMPARED, help="How many.")] = 20,
+    at: At = None, machine: OnMachine = None, limit: Annotated[int, typer.Option(min=1, max=MAX_COMPARED, help="How many.")] = 20,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """The pieces of models that take most time: what they compute, where, how often, what limits them."""
@@ -216,7 +216,7 @@ def diff(
 ) -> None:  # fmt: skip
     """What both machines have run: how long each took, and what limited it there; the largest differences first."""
     with open_store(at) as store:
-        a, b = (store.top_subgraphs(_machine(store, name), MOST_COMPARED) for name in (first, second))
+        a, b = (store.top_subgraphs(_machine(store, name), MAX_COMPARED) for name in (first, second))
     there = {(p.subgraph, p.sizes, p.threads, p.tier): p for p, _, _ in b}
     pairs = [(p, q) for p, _, _ in a if (q := there.get((p.subgraph, p.sizes, p.threads, p.tier))) is not None]
     listed = [
@@ -260,7 +260,7 @@ def learn(at: At = None, as_json: AsJson = False) -> None:
     if made is None:
         raise InputError(
             "there is too little to learn from",
-            because=f"no {fleet.LEAST_ROWS} rows of a machine whose peaks were measured",
+            because=f"no {fleet.MIN_ROWS} rows of a machine whose peaks were measured",
             hint="hotfuse calibrate, or serve models with --store or HOTFUSE_PROFILES",
         )
     facts, believed = made.facts, judged(made.facts)

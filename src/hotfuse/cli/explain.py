@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.cli.feeds import make_feeds, owning_up
+from hotfuse.cli.model_inputs import make_feeds, owning_up
 from hotfuse.cli.output import pairs, print_json, reports_errors
 from hotfuse.cli.torch_models import is_torch_name, load_torch
 

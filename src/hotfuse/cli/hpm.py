@@ -92,7 +92,7 @@ def _accuracy(store: Store, host: Host, made: PerformanceModel | None, plot: Pat
         none = "there is no performance model for this machine yet"
         aside = next((n for n in store.notes if "left aside" in n), none)
         return {**nothing, "because": f"{aside}; `hotfuse calibrate`, or let it idle"}
-    if len(samples) < model.LEAST_SAMPLES:
+    if len(samples) < model.MIN_SAMPLES:
         return {**nothing, "version": made.version, "because": f"{len(samples)} measurements are too few"}
     believed = judged(made.facts)
     held = evaluation.held_out(samples, host.at)

@@ -16,7 +16,7 @@ import typer
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.cli.feeds import make_feeds, owning_up
+from hotfuse.cli.model_inputs import make_feeds, owning_up
 from hotfuse.cli.output import pairs, print_json, reports_errors
 from hotfuse.cli.torch_models import is_torch_name, load_torch
 

@@ -37,7 +37,7 @@ SPLIT_S = 10.0
 """After so long, a unit that fails is not cut into smaller ones any more."""
 MEASURING_S = 20.0
 """Seconds of workers for trying common kernels of units that have kernels already: a graph's share, spent on the best promises."""
-LEAST_HOPE = 0.25
+MIN_HOPE = 0.25
 """What a strategy that addresses something else is thought to be good for."""
 TRIES = 2
 """Workers that a unit may kill."""
@@ -237,7 +237,7 @@ class Compilation:
         """Whether a common kernel is worth a part of the time for measuring, as far as such promises came true."""
         cost = self.estimate(unit.facts).compile_s
         helps = self.ledger.promise(unit_pairs.held_back(unit, self.peaks), Strategy(unit_pairs.arm(unit)))
-        option = Option(unit, unit_pairs.arm(unit), max(helps, LEAST_HOPE) * unit.promised_us * self.graph.runs_of(unit), cost)
+        option = Option(unit, unit_pairs.arm(unit), max(helps, MIN_HOPE) * unit.promised_us * self.graph.runs_of(unit), cost)
         if not self.trust.choose([option], self.measuring):
             return False
         self.measuring.spend(cost)
@@ -285,7 +285,7 @@ class Compilation:
         if isinstance(answer, UnitMissing):
             self._send(unit, answer.missing)
         elif isinstance(answer, UnitKernel):
-            self.graph.made(unit, answer, codes)
+            self.graph.add_kernel(unit, answer, codes)
             if isinstance(self.estimate, RooflineEstimator):
                 self.estimate.learn(unit.kind, answer.kernel.compile_s)
             if unit.of is not None:

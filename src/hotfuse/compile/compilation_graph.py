@@ -1,9 +1,9 @@
 """The dynamic compilation graph: a graph's units, which are cut, fused and decided while others compile.
 
-The worker says how the graph is grouped; each distinct group is a unit, whatever the number of its uses. An answer is a kernel, a
-cut, or a refusal. The partitioning is the partition manager's, so every change is checked and remembered; what it is at any
-moment can be made into a plan, in which whatever has no kernel yet runs in the library. Who compiles what and when is
-`compile.compilation`'s business, which neighbours are worth a common kernel is `compile.unit_pairs`'s.
+A worker groups the graph. Each distinct group is a unit, however often it is used. The answer to a unit is a kernel, a cut, or a
+refusal. The partition manager holds the partitioning, so every change is checked and recorded. Any intermediate partitioning can
+become a plan: groups without a kernel run in the library. `compile.compilation` decides the order of compiling, and
+`compile.unit_pairs` which neighbours are worth a common kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hotfuse.compile.value import Facts
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.checked_json import encoded
-from hotfuse.ir.branches import control_name, inside
+from hotfuse.ir.control_bodies import control_name, inside
 from hotfuse.ir.graph import Node
 from hotfuse.ir.text import parse, show
 from hotfuse.partition.change import Diff
@@ -185,7 +185,7 @@ class CompileGraph:
         self.units[key].uses.append(place)
         return self.units[key]
 
-    def made(self, unit: Unit, answer: UnitKernel, codes: Sequence[bytes]) -> None:
+    def add_kernel(self, unit: Unit, answer: UnitKernel, codes: Sequence[bytes]) -> None:
         """A unit has a kernel, which another of the same text may have brought already, and perhaps others for other sizes."""
         about = answer.kernel
         if answer.text not in self._numbers:
@@ -214,7 +214,7 @@ class CompileGraph:
             level.parts = split(level.parts, number, at, why)
             del level.units[number]
             halves = pieces[i] if i < len(pieces) else pieces[0]  # a use that came while it was compiled
-            for piece, made in zip(halves, level.parts.history.diffs[-1].made, strict=True):
+            for piece, made in zip(halves, level.parts.history.diffs[-1].added, strict=True):
                 if (new := self._use(piece, (body, made))) is not None and i == 0:
                     found.append(new)
         unit.uses = []
@@ -242,9 +242,9 @@ class CompileGraph:
 
     def message(self) -> wire.Message:
         """What there is so far, in the form of an answer: the body, its kernels and their code."""
-        return {**self._body(0), "kernels": list(self.kernels), "notes": self.said()}, list(self.codes)
+        return {**self._body(0), "kernels": list(self.kernels), "notes": self.note_lines()}, list(self.codes)
 
-    def said(self) -> list[str]:
+    def note_lines(self) -> list[str]:
         """Every decision against a kernel, with how often it was taken."""
         return [f"{n} ({k} times)" if k > 1 else n for n, k in self.notes.items()]
 

@@ -22,7 +22,7 @@ from hotfuse.analysis.quantized import weight_nodes
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
-from hotfuse.ir.branches import CAPTURES, branches
+from hotfuse.ir.control_bodies import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Kind, Node, Param, Value, output_values, values_in
 from hotfuse.ir.rewrite import Context, Replacement, Rule, apply, without_unused_params
 from hotfuse.ir.subgraph import extract

@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 
 from hotfuse.analysis.cost import BodyRuns
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.branches import IF, SCAN, control_name, inside
+from hotfuse.ir.control_bodies import IF, SCAN, control_name, inside
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Node, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.profile.snapshot import ControlSeen
 
 Outcomes = Mapping[str, ControlSeen]
-"""What was seen of control nodes, by the names that `ir.branches.control_name` gives them."""
+"""What was seen of control nodes, by the names that `ir.control_bodies.control_name` gives them."""
 LIKELY_TRIPS = 8.0
 """Of a loop that nobody watched and whose count no size tells: what static estimates take for one."""
 DOUBT = 2.0

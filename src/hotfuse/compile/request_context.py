@@ -122,15 +122,15 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
     path, cache = header.get("profiles"), header.get("cache")
     kept = None if cache is None else CachePlace.from_json(cache)
     token = _current.set(RequestContext(str(path), bool(header.get("record")), kept) if path else None)
-    asked = _asked.set(RequestSettings.from_header(header))
+    request_settings = _asked.set(RequestSettings.from_header(header))
     try:
         yield
     finally:
-        _asked.reset(asked)
+        _asked.reset(request_settings)
         _current.reset(token)
 
 
-def asked() -> RequestSettings:
+def request_settings() -> RequestSettings:
     """What the request in hand asks of kernels."""
     return _asked.get()
 

@@ -74,7 +74,7 @@ def joined(graph: CompileGraph, unit: Unit, keys: Sequence[str]) -> None:
         against = "the library" if apart is None else "two"
         level.parts = fuse(level.parts, place[1], number, f"one kernel is faster than {against}: {unit.why}",
                            fused_us=round(unit.use.us, 1), apart_us=None if apart is None else round(apart, 1))
-        (made,) = level.parts.history.diffs[-1].made
+        (made,) = level.parts.history.diffs[-1].added
         for old, of in ((place[1], first), (number, second)):
             del level.units[old]
             of.uses.remove((place[0], old))

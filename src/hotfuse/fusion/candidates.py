@@ -178,7 +178,7 @@ class Generator:
                 key,
             )
         reasons = (self._convex(a, b), holds(Criterion.LOWERING, "row by row"), stays)
-        return FusionCandidate(CandidateKind.TILING, (a, b), made.made, reasons, made, key)
+        return FusionCandidate(CandidateKind.TILING, (a, b), made.groups, reasons, made, key)
 
     # --- one group -----------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Generator:
         reasons = (self._sizes(g.nodes), limit, holds(Criterion.LOCALITY, f"{stored} bytes are not stored", bytes=stored))
         keys = tuple(self.index.key(r.nodes) for r in readers)
         return FusionCandidate(
-            CandidateKind.RECOMPUTE, (g, *readers), made.made, reasons, made, (CandidateKind.RECOMPUTE, key, keys)
+            CandidateKind.RECOMPUTE, (g, *readers), made.groups, reasons, made, (CandidateKind.RECOMPUTE, key, keys)
         )
 
     # --- reasons -------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """The fusion engine: from groups to better groups, by prediction, until nothing pays.
 
     start    the groups that access classes suggest, or single nodes
-    round    candidates around everything that is new; what looks alike is predicted once; the best of those that pay are taken
-    explore  where contests are held: what predictions leave undecided is measured while the budget lasts (`fusion.exploration`)
+    round    candidates around new groups are predicted, equal ones once; the best of those that pay are applied
+    explore  candidates that predictions cannot decide are measured while the budget lasts (`fusion.exploration`)
     end      no candidate is worth more than nothing
 
-Every round makes the plan's predicted score smaller and nothing is looked at twice, so it ends. Each decision, taken or not, is
-kept with its reasons. The result is a prediction: it is measured when it is built, before it serves.
+Every round lowers the plan's predicted score and no candidate is examined twice, so the engine terminates. It records each
+decision, taken or not, with its reasons. The result is a prediction: kernels are measured when they are built, before they serve.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from hotfuse.profile.traffic import MeasuredPiece
 WORTH_MEASURING = 0.002
 """Of what a graph costs: while a plan waits, no contest is held about less."""
 MAX_ROUNDS = 24
-LEAST_GAIN = 0.002
+MIN_GAIN = 0.002
 """Gains below this part of what there is drown in noise."""
 UNKNOWN = PredictedCost(float("nan"), 0.0, float("nan"), 0)
 NO_GAIN = Gain(0.0, 0.0)
@@ -52,7 +52,7 @@ SAMPLES = "samples"
 Contest = Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]
 """Measures what a candidate would build against what there is: why it may not be taken, and seconds saved."""
 Grouped = tuple[Graph, Sequence[Group]]
-MOST_CONVERTING = 0.5
+MAX_CONVERTING = 0.5
 """The part of a graph's time that conversions may take where nobody measures what they are for."""
 
 
@@ -195,7 +195,7 @@ class FusionPlanner:
         seconds = self._total_of(other, sizes, added)
         text = f"{len(added)} conversions move {moved} bytes, {seconds * 1e6:.1f} us"
         evidence: dict[str, int | float | str] = {"conversions": len(added), "bytes": moved, "us": round(seconds * 1e6, 2)}
-        accepted = seconds < MOST_CONVERTING * sides[1].seconds if added else True
+        accepted = seconds < MAX_CONVERTING * sides[1].seconds if added else True
         if contest is not None and added:
             objection, saved = self._contested(other, plain, sizes, contest)
             accepted = bool(objection)
@@ -493,7 +493,7 @@ class FusionPlanner:
         won, spread = self._at_all_sizes(index, where, c, predicted)
         trust = self.bandit.trust(c.kind.value)
         worth = value(won, trust, uses)
-        least = LEAST_GAIN * score(before, self.objective, self.threads)
+        least = MIN_GAIN * score(before, self.objective, self.threads)
         accepted = worth > 0 and won.discounted(trust) > least
         known = sum((index.key(g.nodes), g.kind == GroupKind.LIBRARY) in self._measured for g in c.old)
         as_served = f", {known} of {len(c.old)} as measured while serving" if known else ""

@@ -48,13 +48,13 @@ def channels_last(graph: Graph, only: frozenset[int] | None = None, converted: f
     """
     if not any(is_convolution(n) and (only is None or i in only) for i, n in enumerate(graph.nodes)):
         return graph
-    return _Change(graph, only, converted).made()
+    return _Change(graph, only, converted).changed()
 
 
 def entered(graph: Graph, only: frozenset[int], channels: int) -> frozenset[int]:
     """Convolutions, by number, that would read row-major images of at least so many channels with windows that overlap."""
     change = _Change(graph, only)
-    change.made()
+    change.changed()
     nodes = [(i, graph.nodes[i]) for i in change.plane_by_plane if windows_overlap(graph.nodes[i])]
     return frozenset(i for i, n in nodes if isinstance(c := (_shape(n.ins[0]) or (0, 0))[1], int) and c >= channels)
 
@@ -62,7 +62,7 @@ def entered(graph: Graph, only: frozenset[int], channels: int) -> frozenset[int]
 def regions(graph: Graph) -> list[frozenset[int]]:
     """Convolutions that would hand channels-last values to each other, by number: each set is one decision about a layout."""
     change = _Change(graph)
-    change.made()
+    change.changed()
     found: dict[int, set[int]] = {}
     for number in change.convolutions:
         found.setdefault(change.root(number), set()).add(number)
@@ -94,7 +94,7 @@ class _Change:
         self.returned = {v.name for v in output_values(graph)}
         self.taken = {v.name for n in graph.nodes for v in n.outs} | {v.name for v in graph.inputs} | self.params
 
-    def made(self) -> Graph:
+    def changed(self) -> Graph:
         for i, node in enumerate(self.graph.nodes):
             self.nodes.append(self._node(i, node))
         outputs: list[Arg] = []

@@ -31,7 +31,7 @@ class Rewritten:
 
     graph: Graph
     origin: tuple[int, ...]
-    made: tuple[Group, ...]
+    groups: tuple[Group, ...]
 
 
 def rows_of(value: Value) -> int | None:

@@ -26,12 +26,12 @@ from hotfuse.profile.traffic import NOTHING_SEEN, MaskShare, MeasuredPiece, Traf
 
 DOUBT = 4.0
 """Samples that a correction of nothing counts as."""
-MOST_OFF = 4.0
+MAX_OFF = 4.0
 """Predictions are corrected by no more than this factor: what is off further was measured beside something else."""
 MIN_KEYS, MIN_HEADS = 64, 4
 """Attention looks for hidden keys from so many keys and heads on (`lower.cpu.attention.seen_keys`)."""
 _MASK = {"aten.scaled_dot_product_attention": (3, "attn_mask")}
-LEAST_OPEN = 0.05
+MIN_OPEN = 0.05
 """Looking at a mask and the panels around what it leaves cost something, however little that is."""
 MASK_STEPS = 12
 """Nodes between a mask of the calls and the attention that it is for, at most."""
@@ -101,7 +101,7 @@ def correction(pairs: Iterable[tuple[MeasuredPiece, float]]) -> float:
         return 1.0
     ratio = sum(p.us * 1e-6 for p, _ in known) / sum(s for _, s in known)
     n = sum(p.n for p, _ in known)
-    return min(MOST_OFF, max(1 / MOST_OFF, math.exp(math.log(ratio) * n / (n + DOUBT))))
+    return min(MAX_OFF, max(1 / MAX_OFF, math.exp(math.log(ratio) * n / (n + DOUBT))))
 
 
 def served(predicted: PredictedCost, piece: MeasuredPiece) -> PredictedCost:
@@ -112,7 +112,7 @@ def served(predicted: PredictedCost, piece: MeasuredPiece) -> PredictedCost:
 
 def masked(predicted: PredictedCost, mask: MaskShare) -> PredictedCost:
     """The part of a cost that a mask leaves, as uncertain as that part is."""
-    part = max(mask.live, LEAST_OPEN)
+    part = max(mask.live, MIN_OPEN)
     made = predicted.times(part)
     return replace(made, deviation=math.hypot(made.deviation, predicted.seconds * mask.deviation))
 

@@ -75,7 +75,7 @@ def known(store: Store, machine: int | None) -> set[str]:
 def train(store: Store, machine: int | None, at: Roofline, support: Support | None = None) -> PerformanceModel | None:
     """A new version from everything measured so far; None where that is too little."""
     found = samples(store, machine, at.threads)
-    if len(found) < model.LEAST_SAMPLES:
+    if len(found) < model.MIN_SAMPLES:
         return None
     made = model.best_fit(found, at, support)
     version = model.save(store, made, machine)

@@ -21,7 +21,7 @@ from hotfuse.ir.graph import Arg, Graph, Value
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import ROW_MAJOR, DType, Layout, TensorType
 
-MOST_ELEMENTS = 3_000_000
+MAX_ELEMENTS = 3_000_000
 ROWS = "n"
 MAX_DRAWS_IN_VAIN = 1000
 """Draws without a new problem, after which there are no more."""
@@ -53,7 +53,7 @@ def _extent(r: random.Random, low: int, high: int) -> int:
 
 def _several(r: random.Random, low: int, high: int, width: int, count: int = 3) -> tuple[Mapping[str, int], ...]:
     """Rows of several calls, spread over their range."""
-    top = max(low + 1, min(high, MOST_ELEMENTS // max(width, 1)))
+    top = max(low + 1, min(high, MAX_ELEMENTS // max(width, 1)))
     edges = [low * (top / low) ** (i / count) for i in range(count + 1)]
     return tuple({ROWS: max(2, _log(r, edges[i], edges[i + 1]))} for i in range(count))
 
@@ -187,7 +187,7 @@ def _pool(r: random.Random) -> Problem:
         _extent(r, 16, 1024),
         r.choice((7, 14, 28, 56, 112)),
     )
-    channels = max(16, min(channels, MOST_ELEMENTS // (side * side) // 16 * 16))
+    channels = max(16, min(channels, MAX_ELEMENTS // (side * side) // 16 * 16))
     x = b.input("x", _f32(1, channels, side, side, layout=last))
     if r.random() < 0.4:
         out = b.add("aten.adaptive_avg_pool2d.default", (x, (1, 1)), _f32(1, channels, 1, 1, layout=last))
@@ -202,7 +202,7 @@ def _pool(r: random.Random) -> Problem:
 
 def _picked(r: random.Random) -> Problem:
     b, width, rows = GraphBuilder("group"), _extent(r, 32, 2048), _log(r, 100, 30_000)
-    table = b.param("t", _f32(min(rows, 8 * MOST_ELEMENTS // width), width), "t")
+    table = b.param("t", _f32(min(rows, 8 * MAX_ELEMENTS // width), width), "t")
     at = b.input("i", TensorType(DType.I64, (sym(ROWS),)))
     chain = _Chain(b, r, b.add("aten.embedding.default", (table, at), _f32(sym(ROWS), width)))
     for _ in range(r.choice((0, 1, 2))):

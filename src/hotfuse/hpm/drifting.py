@@ -4,8 +4,8 @@
 
 Errors have long tails and are as wide as those of their family (of products far less than of reductions), so a part is found by
 what it makes likelier, with Student's t as the likelihood: two products that read the third-level cache and take 1.6 times as long
-say more than ten reductions do. A part must explain more than chance explains (`WORTH`), parts are fitted together, and one that is
-no longer needed beside the others goes again. A problem counts once, however many ways and times it was measured in: the model
+say more than ten reductions do. A part must explain more than chance explains (`MIN_GAIN`), parts are fitted together, and one that
+is no longer needed beside the others goes again. A problem counts once, however many ways and times it was measured in: the model
 misses all of them alike.
 
 What was before a change is forgotten: if the newest samples of a part lie elsewhere than the correction says, its older ones go.
@@ -29,7 +29,7 @@ MIN_SAMPLES = 10
 _BY_KIND = (1, len(FAMILIES), len(LEVELS))
 PROBLEMS = np.repeat((4.0, 3.0, 3.0), _BY_KIND)
 """Problems that a part must have been met in: fewer may be missed alike by chance."""
-WORTH = np.repeat((4.0, 7.0, 3.5), _BY_KIND)
+MIN_GAIN = np.repeat((4.0, 7.0, 3.5), _BY_KIND)
 """How much likelier a part must make what was seen, as a logarithm. Families need most, since models err by families too."""
 FLOOR = np.repeat((0.1, 0.18, 0.18), _BY_KIND)
 """Log factors smaller than this are nothing: a family that is off by so much may be the model's error as well."""
@@ -48,7 +48,7 @@ NEWEST = (3, 5, 8, 12, 20)
 """So many samples of a part are looked at for a change; of a sudden one the fewest tell first, of a small one more are needed."""
 SURPRISE = 2.0
 """How much more than its worth a change must explain before what was is forgotten."""
-LEAST_CHANGE = 0.15
+MIN_CHANGE = 0.15
 _STEPS = 6
 
 
@@ -107,7 +107,7 @@ def explained(seen: MeasuredBesidePredicted, before: Vector) -> Vector:
 
 def _asked(shift: Vector) -> Vector:
     """What each part must explain, moved by so much; everything may as well be faster, as clocks are."""
-    return WORTH * np.where((shift < 0) & (np.arange(PARTS) > 0), FASTER, 1.0)
+    return MIN_GAIN * np.where((shift < 0) & (np.arange(PARTS) > 0), FASTER, 1.0)
 
 
 def _needed(fit: _Fit, parts: list[int], shifts: Vector, stays: Vector) -> tuple[list[int], Vector]:
@@ -141,11 +141,11 @@ def outdated(seen: MeasuredBesidePredicted, parts: Vector) -> npt.NDArray[np.boo
                 break
             newest = own[-count:]
             middle = float(np.median(left[newest]))
-            if abs(middle) < LEAST_CHANGE:
+            if abs(middle) < MIN_CHANGE:
                 continue
             _, which, times = np.unique(seen.problem[newest], return_inverse=True, return_counts=True)
             once, wide = 1.0 / times[which], scale[newest]
-            gain = _loss(left[newest], wide, once) - _loss(left[newest] - middle, wide, once) - WORTH[part] - SURPRISE
+            gain = _loss(left[newest], wide, once) - _loss(left[newest] - middle, wide, once) - MIN_GAIN[part] - SURPRISE
             if gain > most:
                 most, found = gain, own[:-count]
     if found is None or len(seen) - len(found) < MIN_SAMPLES:  # a change of everything waits until enough samples tell of it

@@ -29,13 +29,13 @@ from hotfuse.profile.rows import StoredMachine
 from hotfuse.profile.store import Store
 
 NAME = "kernels of all machines"
-MOST_ROWS = 6000
+MAX_ROWS = 6000
 """Of all machines together, evenly, the newest: training takes seconds then."""
-MOST_MACHINES = 12
+MAX_MACHINES = 12
 """The most recently seen."""
-MOST_TRIALS = 4
+MAX_TRIALS = 4
 """Times that machines are left out; where there are more of them, several at once."""
-LEAST_ROWS = 40
+MIN_ROWS = 40
 """A machine with fewer says nothing of its own."""
 TELLING = 3
 """Machines from which on it is tried whether a forest should know which one a row is about."""
@@ -57,10 +57,10 @@ class MachineRows:
 
 def machines(store: Store, *, without: int | None = None) -> list[MachineRows]:
     """All that a store has enough rows and measured peaks of; `without` leaves one out."""
-    known = [m for m in store.machines() if m.id != without and not m.is_device][:MOST_MACHINES]
+    known = [m for m in store.machines() if m.id != without and not m.is_device][:MAX_MACHINES]
     asked = [(m, t, at) for m in known for t in sorted(store.measured_threads(m.id)) if (at := roofline_of(m, t)) is not None]
-    found = [MachineRows(m.id, m.name, at, calibrate.samples(store, m.id, t, MOST_ROWS // len(asked))) for m, t, at in asked]
-    return [f for f in found if len(f.rows) >= LEAST_ROWS]
+    found = [MachineRows(m.id, m.name, at, calibrate.samples(store, m.id, t, MAX_ROWS // len(asked))) for m, t, at in asked]
+    return [f for f in found if len(f.rows) >= MIN_ROWS]
 
 
 def roofline_of(known: StoredMachine, threads: int) -> Roofline | None:
@@ -78,7 +78,7 @@ def roofline_of(known: StoredMachine, threads: int) -> Roofline | None:
 class Pooled:
     """Rows of several machines together."""
 
-    found: Features
+    features: Features
     seconds: Vector
     weight: Vector
     """Every machine counts the same in all, however many rows it has."""
@@ -100,16 +100,17 @@ class Pooled:
     def grown(self, where: Vector | None = None, *, knows: bool, few: int, seed: int) -> PerformanceModel:
         """A model of them, or of some rows; `knows`: it reads which machine each is about."""
         chosen = np.ones(len(self.seconds), bool) if where is None else where.astype(bool)
-        return model.grown(self.found.pick(chosen), self.seconds[chosen], self.weight[chosen], seed=seed, few=few, machines=knows)
+        rows, seconds, weight = self.features.pick(chosen), self.seconds[chosen], self.weight[chosen]
+        return model.grown(rows, seconds, weight, seed=seed, few=few, machines=knows)
 
     def left_out(self, *, knows: bool, few: int, seed: int) -> Vector:
         """Each machine predicted by a model that saw no row of it."""
         predicted = self.seconds.copy()
         names, number = np.unique(self.machine, return_inverse=True)
-        trial = number % MOST_TRIALS if len(names) > MOST_TRIALS else number
+        trial = number % MAX_TRIALS if len(names) > MAX_TRIALS else number
         for one in np.unique(trial):
             test = trial == one
-            predicted[test] = self.grown(~test, knows=knows, few=few, seed=seed).seconds(self.found.pick(test))
+            predicted[test] = self.grown(~test, knows=knows, few=few, seed=seed).seconds(self.features.pick(test))
         return predicted
 
 
@@ -126,7 +127,7 @@ def fit(parts: Sequence[MachineRows], *, few: int = forest.BOOST_FROM_ROWS, seed
             errors = [float(np.abs(np.log(pooled.seconds / p)).mean()) for p in (predicted, told)]
             knows, predicted = (True, told) if errors[1] < HELPED * errors[0] else (False, predicted)
     made = pooled.grown(knows=knows, few=few, seed=seed)
-    judged = predicted if count > 1 else pooled.found.roofline.seconds
+    judged = predicted if count > 1 else pooled.features.roofline.seconds
     off = np.log(pooled.seconds / judged)
     each = {
         name: model.accuracy(pooled.seconds[pooled.machine == m], predicted[pooled.machine == m])
@@ -137,16 +138,16 @@ def fit(parts: Sequence[MachineRows], *, few: int = forest.BOOST_FROM_ROWS, seed
         "trees": len(made.forest.roots), "knows_machines": knows, "seconds": round(time.perf_counter() - started, 3),
         "held_out": model.accuracy(pooled.seconds, predicted) if count > 1 else {},
         "left_out": each if count > 1 else {},
-        "rooflines": model.accuracy(pooled.seconds, pooled.found.roofline.seconds) if count > 1 else {},
+        "rooflines": model.accuracy(pooled.seconds, pooled.features.roofline.seconds) if count > 1 else {},
         "features": list(model.MANY_MACHINES if knows else model.INPUTS), "rows": list(ROW_NAMES), "kept": model.KEPT,
     }  # fmt: skip
-    return replace(made, width=model.intervals(pooled.found.family, judged, off), facts=facts)
+    return replace(made, width=model.intervals(pooled.features.family, judged, off), facts=facts)
 
 
 def train(store: Store) -> PerformanceModel | None:
     """A new version of the fleet's model from everything in a store; None where that is too little."""
     parts = machines(store)
-    if sum(len(p.rows) for p in parts) < model.LEAST_SAMPLES:
+    if sum(len(p.rows) for p in parts) < model.MIN_SAMPLES:
         return None
     made = fit(parts)
     return replace(made, version=model.save(store, made, None, NAME))
@@ -164,4 +165,4 @@ def support(parts: Sequence[MachineRows]) -> model.Support | None:
         return None
     pooled = Pooled.of(parts)
     alone = pooled.grown(knows=False, few=forest.BOOST_FROM_ROWS, seed=0)
-    return model.Support(pooled.found, pooled.seconds, pooled.weight / pooled.weight.sum() * SUPPORT, alone)
+    return model.Support(pooled.features, pooled.seconds, pooled.weight / pooled.weight.sum() * SUPPORT, alone)

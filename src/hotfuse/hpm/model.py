@@ -54,7 +54,7 @@ _CUT = np.array(
     [n in ("pointwise", "broadcast", "reduction", "contraction", "convolution") for n in FAMILIES], np.float64
 )
 """Families that have several tilings."""
-LEAST_SAMPLES = 40
+MIN_SAMPLES = 40
 """A model of fewer rows would know less than the roofline."""
 
 
@@ -136,7 +136,7 @@ FAMILY_ROWS = 10.0
 class Support:
     """Rows of other machines that are learned from beside a machine's own (`hpm.fleet`)."""
 
-    found: Features
+    features: Features
     """Each against the roofline of the machine it was measured on."""
     seconds: Vector
     weight: Vector
@@ -152,9 +152,9 @@ class Support:
         for f in np.unique(found.family):
             own = off[found.family == f]
             shift[f] += (float(np.median(own)) - overall) * len(own) / (len(own) + FAMILY_ROWS)
-        there = self.seconds * np.exp(shift[self.found.family])
+        there = self.seconds * np.exp(shift[self.features.family])
         more = self.weight * float(weight.mean())
-        return joined([found, self.found]), np.concatenate([seconds, there]), np.concatenate([weight, more])
+        return joined([found, self.features]), np.concatenate([seconds, there]), np.concatenate([weight, more])
 
 
 def _inputs(found: Features, rates: fitted.Rates, *, machines: bool) -> tuple[npt.NDArray[np.float32], Vector]:
@@ -284,7 +284,7 @@ def fit(
 def best_fit(samples: TrainingRows, at: Roofline, support: Support | None) -> PerformanceModel:
     """The same; rows of other machines stay where they made errors on problems that it had not seen smaller."""
     made = fit(samples, at, support=support)
-    if support is None or len(samples) < LEAST_SAMPLES:
+    if support is None or len(samples) < MIN_SAMPLES:
         return made
     alone = fit(samples, at)
     return made if made.facts["held_out"]["mape"] < alone.facts["held_out"]["mape"] else alone

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
-PAUSE_S, LONGEST_S = 0.2, 6.0
+PAUSE_S, MAX_S = 0.2, 6.0
 """A window ends where nothing was measured for so long, and goes on for so long at most."""
-LEAST_ROWS, LEAST_PROBLEMS = 30, 5
+MIN_ROWS, MIN_PROBLEMS = 30, 5
 """A window of fewer may lie apart because the model misses them."""
-NEAR_S = 300.0
+COMPARED_WITHIN_S = 300.0
 """Windows are held against those within so many seconds: a machine that has become slower for good is what it is now."""
 QUICKEST = 0.3
 """So many of their rows lie in windows that are taken for the machine as it is."""
@@ -29,7 +29,7 @@ def windows(at: Vector) -> Whole:
     found = np.zeros(len(at), np.int64)
     number, rows, begun, last = 0, 0, -np.inf, -np.inf
     for i in np.argsort(at, kind="stable"):
-        if (at[i] - last > PAUSE_S and rows >= LEAST_ROWS) or at[i] - begun > LONGEST_S:
+        if (at[i] - last > PAUSE_S and rows >= MIN_ROWS) or at[i] - begun > MAX_S:
             number, rows, begun = number + 1, 0, at[i]
         found[i], rows, last = number, rows + 1, at[i]
     return found
@@ -43,7 +43,7 @@ def slowed(at: Vector, off: Vector, problem: Whole) -> Vector:
     middle = np.array([np.median(off[own]) for own in known])
     count = np.array([len(own) for own in known])
     for own, t, m in zip(known, when, middle, strict=True):
-        near = np.abs(when - t) <= NEAR_S
+        near = np.abs(when - t) <= COMPARED_WITHIN_S
         slower = m - _quickest(middle[near], count[near])
         if slower > NOTHING:
             found[own] = slower
@@ -57,7 +57,7 @@ def summary(slow: Vector) -> dict[str, float]:
 
 
 def _tells(own: Whole, problem: Whole) -> bool:
-    return len(own) >= LEAST_ROWS and len(np.unique(problem[own])) >= LEAST_PROBLEMS
+    return len(own) >= MIN_ROWS and len(np.unique(problem[own])) >= MIN_PROBLEMS
 
 
 def _quickest(middle: Vector, count: Whole) -> float:

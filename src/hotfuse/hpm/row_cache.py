@@ -2,7 +2,7 @@
 
 Rows of nodes and bytes of values are kept: candidates of one graph share their nodes, so a new candidate costs look-ups, and a
 batch a few sums over tables. Native loops look up and add (`hpm.compiled.row_lookup`, `hpm.compiled.row_sums`,
-`hpm.compiled.recompute`); what they do not find is learned in Python, and then asked for again.
+`hpm.compiled.recompute_counts`); what they do not find is learned in Python, and then asked for again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.hpm import recompute_factor
-from hotfuse.hpm.compiled import recompute, row_lookup, row_sums
+from hotfuse.hpm.compiled import recompute_counts, row_lookup, row_sums
 from hotfuse.hpm.compiled.row_lookup import Words
 from hotfuse.hpm.work import (
     COLUMN,
@@ -38,7 +38,7 @@ from hotfuse.ops.table import Access, lookup
 
 MAX_KEPT = 20_000
 """Nodes and values whose rows are kept; more of them begin anew."""
-_COMPUTED = np.array(recompute.COMPUTED)
+_COMPUTED = np.array(recompute_counts.COMPUTED)
 _SIZES, _THREADS = attrgetter("sizes"), attrgetter("threads")
 Ids = Words | None
 """Where candidates are; None where native loops cannot read them."""
@@ -271,7 +271,7 @@ def _again(
     table: Matrix, candidates: Sequence[Candidate], ids: Ids, told: row_sums.CandidateColumns, nodes: Matrix, counts: Words
 ) -> None:
     """What a kernel computes several times counts so often: rare, so only graphs in which it may be are looked at."""
-    left = range(len(candidates)) if ids is None else recompute.again(ids, table, told, nodes).tolist()
+    left = range(len(candidates)) if ids is None else recompute_counts.again(ids, table, told, nodes).tolist()
     starts = counts.cumsum() - counts
     for i in left:
         row, own = table[i], slice(int(starts[i]), int(starts[i] + counts[i]))

@@ -20,7 +20,7 @@ from hotfuse.analysis.cost import node_cost, value_bytes
 from hotfuse.analysis.vector_loops import CODE_OF
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.branches import IF
+from hotfuse.ir.control_bodies import IF
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Arg, Graph, Node, Value
 from hotfuse.ir.types import TensorType, bits

@@ -12,18 +12,18 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered
 from hotfuse.lower.common.positions import Refine
 from hotfuse.lower.common.recognize_gelu import recognized
-from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.attention_group import lower_attention
 from hotfuse.lower.cpu.attention.packed import lower_packed
 from hotfuse.lower.cpu.averages import is_average, lower_average
-from hotfuse.lower.cpu.conv.group import is_convolution, lower_convolution
+from hotfuse.lower.cpu.conv.conv_group import is_convolution, lower_convolution
 from hotfuse.lower.cpu.expert_order import lower_order
 from hotfuse.lower.cpu.gemm.bmm import lower_product
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.gemm.grouped import lower_grouped
 from hotfuse.lower.cpu.gemm.nibbles import lower_nibbles
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.group import Options, lower_group
 from hotfuse.lower.cpu.prefetch import with_prefetches
-from hotfuse.lower.cpu.recurrent.group import is_recurrent, lower_recurrent
+from hotfuse.lower.cpu.recurrent.recurrent_group import is_recurrent, lower_recurrent
 from hotfuse.lower.cpu.softmax_rows import is_rows, lower_rows
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import is_move

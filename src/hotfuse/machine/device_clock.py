@@ -32,7 +32,7 @@ def clock_of(tensors: Sequence[torch.Tensor]) -> Clock:
 
 CYCLES_A_SECOND = 2e9
 """At least as many as a device has, so that it sleeps at least as long as it is asked to."""
-LONGEST_SLEEP_S = 0.05
+MAX_SLEEP_S = 0.05
 SLEEP_PER_LAUNCH = 1.3
 """What the device sleeps, times what launching takes: kernels with tensor descriptors take longer to launch than others."""
 
@@ -42,7 +42,7 @@ def device_seconds(run: Callable[[], object], device: torch.device, ahead_s: flo
     sleeps on the device, for about as long as launching takes, and events around what queues up behind tell."""
     stream = torch.cuda.current_stream(device)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int(CYCLES_A_SECOND * min(ahead_s, LONGEST_SLEEP_S)))  # pyright: ignore[reportPrivateUsage]
+    torch.cuda._sleep(int(CYCLES_A_SECOND * min(ahead_s, MAX_SLEEP_S)))  # pyright: ignore[reportPrivateUsage]
     begin.record(stream)
     for _ in range(times):
         run()

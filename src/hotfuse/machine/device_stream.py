@@ -27,7 +27,7 @@ import torch
 _here = threading.local()
 being_recorded_here: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 """torch's own question, for our own code: it is true while a stream is recorded unnoticed, too."""
-LONGEST_RECORDING_S = 5.0
+MAX_RECORDING_S = 5.0
 """After so long a thread that waits for the device hears what the driver says: what is recorded may wait for that thread."""
 _synchronize: Callable[[Any], None] = torch.cuda.synchronize
 _ended = threading.Condition()
@@ -73,7 +73,7 @@ def _asked() -> bool:
 def _behind_recordings(device: Any = None) -> None:
     if not _waiting.here():
         with _ended:
-            _ended.wait_for(lambda: not _waiting.threads, LONGEST_RECORDING_S)
+            _ended.wait_for(lambda: not _waiting.threads, MAX_RECORDING_S)
     _synchronize(device)
 
 

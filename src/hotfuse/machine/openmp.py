@@ -23,7 +23,7 @@ import torch
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 
-SET, MOST = "omp_set_num_threads", "omp_get_max_threads"
+SET_THREADS, MAX_THREADS = "omp_set_num_threads", "omp_get_max_threads"
 PAUSE, HOST = "omp_pause_resource", "omp_get_initial_device"
 LLVMS = "__kmpc_fork_call"
 """What only LLVM's runtime has: it does not count as GNU's does, and would pause the teams of all threads."""
@@ -46,7 +46,7 @@ class OpenMP:
 
     def set_threads(self, count: int) -> None:
         """How many threads loops of the calling thread have."""
-        getattr(self.library, SET)(count)
+        getattr(self.library, SET_THREADS)(count)
 
 
 @once
@@ -74,9 +74,9 @@ def give_up_team() -> None:
 
 def _followed(runtime: OpenMP) -> bool:
     """Whether torch has as many threads as a runtime is told; nobody else notices."""
-    if runtime.addresses((SET, MOST)) is None:
+    if runtime.addresses((SET_THREADS, MAX_THREADS)) is None:
         return False
-    own, before = getattr(runtime.library, MOST)(), torch.get_num_threads()
+    own, before = getattr(runtime.library, MAX_THREADS)(), torch.get_num_threads()
     runtime.set_threads(before + 1)
     try:
         return torch.get_num_threads() == before + 1

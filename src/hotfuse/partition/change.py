@@ -32,7 +32,7 @@ class Diff:
 
     change: PartitionChange
     gone: tuple[int, ...]
-    made: tuple[int, ...]
+    added: tuple[int, ...]
     nodes: int
     """Nodes of the partitions that came."""
     why: str
@@ -40,11 +40,11 @@ class Diff:
 
     def to_dict(self) -> dict[str, object]:
         """A plain dict for JSON."""
-        return {"change": self.change.value, "gone": list(self.gone), "made": list(self.made), "nodes": self.nodes,
+        return {"change": self.change.value, "gone": list(self.gone), "made": list(self.added), "nodes": self.nodes,
                 "why": self.why, "evidence": dict(self.evidence)}
 
     def __str__(self) -> str:
-        arrow = f"{_numbers(self.gone)} -> {_numbers(self.made)}"
+        arrow = f"{_numbers(self.gone)} -> {_numbers(self.added)}"
         detail = ", ".join(f"{k}={v}" for k, v in self.evidence.items())
         return f"{self.change.value} {arrow}: {self.why}" + (f" ({detail})" if detail else "")
 

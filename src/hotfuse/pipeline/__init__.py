@@ -6,11 +6,11 @@
     kernels-on-static-caches where caches grow
 
 The engine runs it pass by pass, workers run captures and what stands within brackets, and `hotfuse show --stage` runs the same
-values up to the one it is asked for. What links and serves code that there is already is imported here; what has code compiled is
-imported by the thread that does, since a process that finds its plans in the cache never needs it (decision 50).
+values up to the one it is asked for. Modules that link and serve existing code are imported here. Modules that have code compiled
+are imported by the thread that compiles, since a process that finds its plans in the cache never needs them (decision 50).
 
-    job      what passes know and hand on          host     passes of this machine's cores
-    device   passes of a device                    plans    from a graph to a plan, compiled now or kept by an earlier process
+    job             what passes know and hand on   host_passes   passes of this machine's cores
+    device_passes   passes of a device             plan_passes   from a graph to a plan, compiled now or kept by an earlier process
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hotfuse.compile.capture_passes import CAPTURE, SIMPLIFY
 from hotfuse.compile.freeze import WeightedGraph
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.ir.graph import Graph
-from hotfuse.pipeline.device import GENERATED, MASKS, RECORDED, STATIC_CACHES
-from hotfuse.pipeline.host import BIND, PREPARE, TIER0, TIER1, within_kernels
+from hotfuse.pipeline.device_passes import GENERATED, MASKS, RECORDED, STATIC_CACHES
+from hotfuse.pipeline.host_passes import BIND, PREPARE, TIER0, TIER1, within_kernels
 from hotfuse.pipeline.job import GraphKernels, GraphRuns, Job
-from hotfuse.pipeline.plans import Units, compile_tier0, compile_tier1, compile_units, remembered
+from hotfuse.pipeline.plan_passes import Units, compile_tier0, compile_tier1, compile_units, remembered
 
 if TYPE_CHECKING:
     from hotfuse.compile.unit.grouping import GroupedGraph

@@ -21,7 +21,7 @@ DENSE = 4
 """Calls between samples of what is new."""
 STEP = 8
 """Samples after which the interval doubles."""
-PER_SECOND, MOST_PER_SECOND = 8, 128
+PER_SECOND, MAX_PER_SECOND = 8, 128
 """Samples a second that a slow model gets all the same, while they are cheap; and those that are enough for any."""
 BUDGET = 0.005
 """The part of the time that samples may take: half of what is promised, because some costs show elsewhere."""
@@ -110,7 +110,7 @@ class Sampler:
         unsure = (self._spread / MEMORY) ** 0.5
         paid = int(max(self.inside_ns, self.cost_ns + unsure) / (BUDGET * self.call_ns)) + 1
         steady = self.since > 4 * STEP
-        return max(wanted, paid, int(1e9 / (MOST_PER_SECOND * self.call_ns)) if steady else 1)
+        return max(wanted, paid, int(1e9 / (MAX_PER_SECOND * self.call_ns)) if steady else 1)
 
     def _jittered(self, interval: int) -> int:
         self._seed = (self._seed * 1664525 + 1013904223) % 2**32

@@ -23,7 +23,7 @@ from hotfuse.profile.store_place import AWAY
 
 BackgroundContext = AbstractContextManager[None]
 """What keeps an exchange from holding calls up: it makes thousands of objects, as does an error of the database."""
-LONGEST_S = 60.0
+MAX_S = 60.0
 """Longest pause after failures."""
 LAST_S = 2.0
 """What the end of a process waits for its last rows to be sent; they are in the file in any case."""
@@ -72,7 +72,7 @@ class CentralSync:
     def _run(self) -> None:
         pause = 0.0
         while not self._stop.is_set():
-            pause = self._every_s if self.once() else min(LONGEST_S, max(2 * pause, self._every_s))
+            pause = self._every_s if self.once() else min(MAX_S, max(2 * pause, self._every_s))
             self._now.wait(pause)
             self._now.clear()
         self.once()

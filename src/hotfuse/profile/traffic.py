@@ -21,7 +21,7 @@ STEADY = 0.8
 """Part of the samples that must be like the typical one for data to be called predictable."""
 ALIKE_FACTOR = 2.0
 """Sizes within this factor of the typical one are planned for alike: loops, tilings and threads are the same ones."""
-FEWEST = 4
+MIN_SAMPLES = 4
 """Samples of a mask without which nothing is said of it."""
 
 
@@ -62,7 +62,7 @@ class MaskShare:
     @property
     def predictable(self) -> bool:
         """Whether most calls have about this part: within a third of it, in two of three."""
-        return self.n >= FEWEST and self.deviation <= self.live / 3
+        return self.n >= MIN_SAMPLES and self.deviation <= self.live / 3
 
     def __str__(self) -> str:
         return f"%{self.value} leaves {self.live:.0%} ± {self.deviation:.0%} open in {self.n} samples"

@@ -1,4 +1,4 @@
-"""What is learned from calls that are looked at: their times and sizes, who is faster of two, and what is due in the background.
+"""What sampled calls teach: their times and sizes, which of two plans is faster, and what is due in the background.
 
 The engine answers such a call (`Engine._looked_at`); nothing here is part of the answer.
 """

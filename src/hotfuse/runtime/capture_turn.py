@@ -14,12 +14,12 @@ from collections.abc import Callable
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.service import service
 
-MOST_WAIT_S = 15.0
+MAX_WAIT_S = 15.0
 """A capture waits so long at most, however long a plan takes."""
 FREE_S = 1.0
 """A plan that has asked a worker for nothing for so long is being proven or raced: the worker is the capture's. Between two of its
 requests, kernels and the native runs of them, helpers are compiled for half a second in a new cache."""
-RATE_S, MOST_OTHERS = 0.5, 4
+RATE_S, MAX_OTHERS = 0.5, 4
 """Where so many times as many calls wait for a capture as for the plan, seen for so long, the capture goes first."""
 TICK_S = 0.02
 
@@ -50,12 +50,12 @@ class CaptureTurn:
     def _until_free(self, missed: Callable[[], int]) -> float:
         begun = busy = now = self._clock()
         others, own = missed(), self._awaited() or 0
-        while (calls := self._awaited()) is not None and now - begun < MOST_WAIT_S:
+        while (calls := self._awaited()) is not None and now - begun < MAX_WAIT_S:
             if not self._room():
                 busy = now
             elif self._several() or now - busy >= FREE_S:
                 break
-            if now - begun >= RATE_S and missed() - others > MOST_OTHERS * (calls - own):
+            if now - begun >= RATE_S and missed() - others > MAX_OTHERS * (calls - own):
                 break
             self._sleep(TICK_S)
             now = self._clock()

@@ -46,7 +46,7 @@ from hotfuse.runtime.weights.model_guard import WeightChange
 MAX_SITES = 64
 MAX_RAISED = 16
 """Calls of one kind that raised when they were to be captured, after which sizes that did so are not looked at again."""
-MOST_REST_S = 0.02
+MAX_REST_S = 0.02
 """Time in which calls of a site where nothing can be captured are not looked at, at most."""
 RESTING_CALLS = 15
 """Calls between two looks at a site of which nothing can be captured, or nothing new is seen while that is done: a look costs some
@@ -267,7 +267,7 @@ class Capturer:
     def _rest(self, spec: Spec, leaves: Sequence[Any], seconds: float) -> None:
         """Where nothing of a site can be captured, its next calls go straight to the model's own code: to find that out again takes
         longer than a small model. What made it so, and kinds of calls that are new, are looked at a few calls later, and the
-        longer it has been so, the more calls, up to `MOST_REST_S`. So do calls of a model that changes all the time, calls
+        longer it has been so, the more calls, up to `MAX_REST_S`. So do calls of a model that changes all the time, calls
         whose capture is under way, once their sizes have shown for a while what they will be, and calls that the plans of their
         site do not take, one after the other; they are counted all the same.
         """
@@ -286,7 +286,7 @@ class Capturer:
         if self._plans.unsettled():
             site.resting = 4 * RESTING_CALLS
         elif all(g.refused and not g.pending for g in groups):
-            longest = int(MOST_REST_S / max(seconds, 1e-7))
+            longest = int(MAX_REST_S / max(seconds, 1e-7))
             site.resting = max(RESTING_CALLS, min(groups[0].noted // 8, longest)) if groups else RESTING_CALLS
         elif self._spent():
             site.resting = RESTING_CALLS

@@ -1,8 +1,8 @@
 """The engine: serves a model while its plans are made and exchanged in the background.
 
-A call never waits: it runs in a captured plan whose guard holds (`plans`), or in the model's own code (`capturing`). Some calls
-are looked at: timed, noted as samples, and asked whether their plan has earned a better one (`improve`). The engine knows no
-compiler and no front end: both come in as functions, so tests drive it with fakes.
+A call never waits. It runs in a captured plan whose guard holds (`plans`), or in the model's own code (`capturing`). The engine
+samples some calls: it times them, keeps their inputs, and decides whether their plan has earned a better one (`improve`). It
+imports no compiler and no front end: both come in as functions, so tests drive it with fakes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from hotfuse.runtime.whole_calls import BLOCK, WHOLE_BELOW_S
 from hotfuse.specialize.table import TIER1
 
 _TENSORS = {torch.Tensor, nn.Parameter}
-MOST_PLAIN = 256
+MAX_PLAIN = 256
 """Combinations of argument names that are looked up in one step: names come in any order."""
 MOST_NUMBERED = 4096
 """Structures that have code whose sites are found by their numbers; code that is thrown away and made again has a new one."""
@@ -65,7 +65,7 @@ SHORT_S, LEARNED_ONCE_IN = 2e-4, 8
 """Of short calls that are compared, and of those of which learning takes more than such a part, one in so many is learned from:
 that takes several times as long as a short call, and finds its way out of every cache. Python code suffers more from that than a
 native plan, so a plan would win that is slower in use."""
-MOST_LOOK_S = 1e-3
+MAX_LOOK_S = 1e-3
 """What a look counts for at most: what takes longer was interrupted, or did something that is not done again."""
 _around: Around = asked_in_python
 """What is around a call; one native question for the whole process as soon as a model is hot."""
@@ -281,7 +281,7 @@ class Engine:
         spec = take_call(args, kwargs).spec
         if (site := self.sites.get(spec)) is None:
             return self._unmet(key, spec, leaves, args, kwargs)
-        if len(self._plain) < MOST_PLAIN:
+        if len(self._plain) < MAX_PLAIN:
             self._plain[key] = site
         return self.serve(args, kwargs, counted=True, met=(site, leaves, ()))
 
@@ -467,7 +467,7 @@ class Engine:
                 self._learner.compared(site, entry, turn, leaves, spent, finish_s, time.perf_counter() - entered - spent - finish_s)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
-            entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MOST_LOOK_S) - entry.look_s) / 8
+            entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
             if turn is None and spent < WHOLE_BELOW_S and answer is plan:
                 self._begin_whole_calls(site, entry, plan, counts)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan

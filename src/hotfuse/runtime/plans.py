@@ -1,7 +1,7 @@
 """The plans of one model: where they are kept, who may exchange them, and what takes them away.
 
-Serving reads them without a lock. Capturing and improving exchange them under one, and only while the model is the one they
-were made of: `generation` grows whenever it is not. A plan that is taken away is freed when no call can be in it (`epochs`).
+Serving reads them without a lock. Capturing and improving exchange them under a lock, and only while the model is the one they
+were made of: every change of the model increments `generation`. A withdrawn plan is freed when no call can be in it (`epochs`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Capture:
     calls: CallSpec | None = None
     """The calls that the graph is for, where an earlier process captured it."""
 
-CALLS_A_CAPTURE, MOST_EARNED = 256, 8
+CALLS_A_CAPTURE, MAX_EARNED = 256, 8
 """Calls in plans that pay for one capture more, and how many times the limit there may be in all. The limit is for models whose
 captures serve nobody; a program that generates in many ways (beams, batches, caches of several kinds) has more than sixteen kinds
 of calls, and uses all of them."""
-MOST_SHORT_LIVED = 4
+MAX_SHORT_LIVED = 4
 """Changes in a row that renew the limit although plans of the model before had answered fewer calls than that."""
-UNSETTLED, MOST_UNSETTLED_S = 2, 32.0
+UNSETTLED, MAX_UNSETTLED_S = 2, 32.0
 """From so many such changes on, nothing is captured for twice as long as the model had lasted, and at most so long: a capture takes
 half a second of Python beside calls, and one follows the other while a variable that the code reads changes in every call."""
 
@@ -132,7 +132,7 @@ class Plans:
         if self.captures < most:
             return True
         served = sum(e.calls for site in list(self.sites.values()) for e in site.entries)
-        return self.captures < min(MOST_EARNED * most, most + served // CALLS_A_CAPTURE)
+        return self.captures < min(MAX_EARNED * most, most + served // CALLS_A_CAPTURE)
 
     def unsettled(self) -> bool:
         """Whether the model has changed so often that the next change is waited for, and nothing is captured meanwhile."""
@@ -176,8 +176,8 @@ class Plans:
             self.short_lived = 0 if served >= CALLS_A_CAPTURE else self.short_lived + 1
             now = monotonic()
             lasted, self._changed_at = now - self._changed_at, now
-            self._settled_at = now + min(2 * lasted, MOST_UNSETTLED_S) if lasted < MOST_UNSETTLED_S else now
-            if any(site.entries for site in self.sites.values()) and self.short_lived <= MOST_SHORT_LIVED:
+            self._settled_at = now + min(2 * lasted, MAX_UNSETTLED_S) if lasted < MAX_UNSETTLED_S else now
+            if any(site.entries for site in self.sites.values()) and self.short_lived <= MAX_SHORT_LIVED:
                 self.captures = 0  # the budget is not for a model that is updated for years, but for one that changes itself
             self.drop_all()
             for site in self.sites.values():

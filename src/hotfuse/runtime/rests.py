@@ -16,9 +16,9 @@ from hotfuse.runtime.site import Site
 
 Names = int | tuple[Any, ...]
 """How many arguments a call has by position, and the names of the others, where there are any."""
-MOST_NAMES = 256
+MAX_NAMES = 256
 """Combinations that have rests: names come in any order."""
-CALLS_PER_REST, MOST_REST = 64, 63
+CALLS_PER_REST, MAX_REST = 64, 63
 """A call without a site has one call behind it rest for so many before it, in a row, that had none, and at most so many."""
 
 
@@ -41,17 +41,17 @@ class Rests:
     def begin(self, names: Names, site: Site) -> None:
         """A call was found to be at a site that rests: if all that such calls may be at do, the next ones need not be looked at."""
         rest = min((s.resting for spec, s in list(self._sites.items()) if names_of(spec) == names), default=0)
-        if rest > 0 and (names in self._left or len(self._left) < MOST_NAMES):
+        if rest > 0 and (names in self._left or len(self._left) < MAX_NAMES):
             site.resting -= rest
             self._left[names] = rest
 
     def without_site(self, names: Names) -> None:
         """A call had no site, and got none: the more of them come in a row, the fewer of the next ones are looked at. Sites that
         nobody comes to any more do not count: a graph that was made for a number which never returned is one."""
-        if names not in self._without_site and len(self._without_site) >= MOST_NAMES:
+        if names not in self._without_site and len(self._without_site) >= MAX_NAMES:
             return
         met = self._without_site[names] = self._without_site.get(names, 0) + 1
-        if (rest := min(met // CALLS_PER_REST, MOST_REST)) > 0:
+        if (rest := min(met // CALLS_PER_REST, MAX_REST)) > 0:
             self._left[names] = rest
 
     def at_a_site(self, names: Names) -> None:

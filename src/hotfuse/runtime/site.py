@@ -1,7 +1,7 @@
 """A call site: one call structure, the plans captured for it, and what its calls looked like.
 
-A call asks the site's inline cache (`dispatch`) for its route and runs wholly in the plan it found there, whatever is swapped
-in meanwhile: tables of the cache, plans and versions are immutable and exchanged by a single reference store.
+A call looks up its plan in the site's inline cache (`dispatch`) and runs wholly in that plan, even if another one is deployed
+meanwhile: cache tables, plans and versions are immutable and exchanged by a single reference store.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ MISSED_CALLS = 15
 """Calls of a site that found no plan, less those that hits make up for, from which on most go straight to the model's own code."""
 MAX_OPEN = 2
 """Captures with open sizes that fail before each size is captured by itself: which of them may be open, calls show in between."""
-MOST_REFUSED = 256
+MAX_REFUSED = 256
 """Attempts of one entry that are remembered as refused: kinds of sizes come and go for as long as a model serves."""
 THREADS = 1
 """Where the number of torch's threads is in an entry's stamp."""
-RETRY_S, MOST_RETRY_S = 60.0, 3600.0
+RETRY_S, MAX_RETRY_S = 60.0, 3600.0
 """What was refused without certainty, or withdrawn, is tried again after so long, each further time twice as late."""
 NOT_KEPT_RETRY_S = 2.0
 """The same of what only lacked a kept call to be proven on: others are kept every few seconds."""
@@ -210,7 +210,7 @@ class Entry:
         self.refused[attempt] = why
         if later:
             self._retry_after(attempt, RETRY_S)
-        for oldest in list(self.refused)[:-MOST_REFUSED]:
+        for oldest in list(self.refused)[:-MAX_REFUSED]:
             self.refused.pop(oldest, None)
             self.retries.pop(oldest, None)
 
@@ -221,7 +221,7 @@ class Entry:
 
     def _retry_after(self, attempt: AttemptKey, first_s: float) -> None:
         before = self.retries.get(attempt)
-        wait = first_s if before is None else min(max(2 * before.wait_s, first_s), MOST_RETRY_S)
+        wait = first_s if before is None else min(max(2 * before.wait_s, first_s), MAX_RETRY_S)
         self.retries[attempt] = Retry(time.monotonic() + wait, wait)
 
     def retry(self, now: float) -> None:

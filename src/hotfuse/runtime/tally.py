@@ -15,7 +15,7 @@ from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.served_calls import served_calls
 from hotfuse.runtime.epochs import epochs
 
-AT_LEAST = 32
+MIN_SETS = 32
 """Sets that are kept before those of ended threads are looked for."""
 
 
@@ -46,7 +46,7 @@ class Everyone:
     def __init__(self) -> None:
         self._past = ThreadCounts()
         self._now: list[tuple[weakref.ref[threading.Thread], ThreadCounts]] = []
-        self._room = AT_LEAST
+        self._room = MIN_SETS
         self._lock = threading.Lock()
         _ALL.add(self)
 
@@ -70,7 +70,7 @@ class Everyone:
                 for name in ThreadCounts.__slots__:
                     setattr(self._past, name, getattr(self._past, name) + getattr(counts, name))
         self._now = alive
-        self._room = max(AT_LEAST, 2 * len(alive))
+        self._room = max(MIN_SETS, 2 * len(alive))
 
     @property
     def sets(self) -> int:

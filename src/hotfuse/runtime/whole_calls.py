@@ -1,13 +1,13 @@
-"""Blocks of whole calls: whether a plan that won its race is faster than the model's own code in use, too.
+"""Blocks of whole calls: they test whether a plan that won its race is faster than the model's own code in use, too.
 
-A race times calls one by one, each between two looks. What a look does finds its way out of the caches, and Python takes half as
-long again behind it; what serving takes besides a plan is measured in a loop that finds everything warm (`runtime.path_cost`). For
-a small model with much around it (state, objects) both are more than the difference: a module that counts its calls won by 1.3 and
-was 0.5 to 0.8 times as fast as eager in use.
+A race times single calls, each between two looks. A look evicts data from the caches, and Python takes half as long again behind
+it. The overhead of serving is measured in a loop in which everything is warm (`runtime.path_cost`). For a small model with much
+around it (state, objects) both effects exceed the difference between the sides: a module that counts its calls won by 1.3 in its
+race and ran 0.5 to 0.8 times as fast as eager in use.
 
-So where an audit (`tierup.audit`) does not show a plan to be far ahead, blocks of calls in the plan and in the own code take turns,
-and nothing happens within a block: the time from the end of one look to the begin of the next is what its calls take in all. What
-their caller does between them is the same on both sides, and where that is most of it, nothing is decided and the plan stays.
+Where an audit (`tierup.audit`) does not show that a plan is far ahead, blocks of calls in the plan and in the own code take turns.
+No look happens within a block, so the time between the looks around it is all that its calls take. The caller's own work between
+calls is the same on both sides; where it dominates, nothing is decided and the plan stays.
 
     look  16 calls in the plan  look  16 calls in the own code  look  16 calls in the plan  …
 """
@@ -26,9 +26,9 @@ BLOCK = 16
 """Calls of a block."""
 FIRST_ROUNDS, IN_DOUBT = 4, 1 / 3
 """Of a plan's audit before it is compared so, and the part of the own code's time from which on it is not far ahead."""
-MOST_ROUNDS, MOST_BROKEN = 24, 48
+MAX_ROUNDS, MAX_BROKEN = 24, 48
 """Rounds without a result behind which the plan stays, and blocks that something came between."""
-SURE, SURE_IT_STAYS = 100.0, 20.0
+WITHDRAWN_AT, KEPT_AT = 100.0, 20.0
 """How much a stake on one side must have grown (`tierup.race.growth`): a plan that loses eight rounds of eight goes."""
 WORTH_S = 1e-6
 """What a call must take longer for its plan to go."""
@@ -94,7 +94,7 @@ class WholeCalls:
         by_own = BLOCK if begun.own else 0
         if (number - begun.number - 1, answered - begun.answered, thread) != (BLOCK - by_own, by_own, begun.thread):
             self._broken += 1
-            self.ended = self._broken >= MOST_BROKEN
+            self.ended = self._broken >= MAX_BROKEN
             return None
         seconds = (now - begun.at) / BLOCK
         if not begun.own:
@@ -108,8 +108,8 @@ class WholeCalls:
         rounds = len(self._rounds)
         lost = sum(plan_s > own_s for plan_s, own_s in self._rounds)
         plan_s, own_s = (median(r[side] for r in self._rounds) for side in (0, 1))
-        self.ended = rounds >= MOST_ROUNDS or growth(rounds - lost, rounds) >= SURE_IT_STAYS
-        if growth(lost, rounds) < SURE or plan_s - own_s < WORTH_S:
+        self.ended = rounds >= MAX_ROUNDS or growth(rounds - lost, rounds) >= KEPT_AT
+        if growth(lost, rounds) < WITHDRAWN_AT or plan_s - own_s < WORTH_S:
             return None
         self.ended = True
         return SlowerInUse(plan_s, own_s, rounds)

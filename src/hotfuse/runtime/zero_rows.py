@@ -13,7 +13,7 @@ from hotfuse.lower.run.kernel_state import NEVER, KernelState
 
 MAX_DENSE_CALLS = 64
 """Calls of a product without rows of zeros after which it stops looking for them."""
-MOST_PATIENCE = 10
+MAX_PATIENCE = 10
 
 
 class Sides:
@@ -52,7 +52,7 @@ class Sides:
                     gone += 1
             if gone:
                 self._asked = 0
-                self._patience = min(self._patience + 1, MOST_PATIENCE)
+                self._patience = min(self._patience + 1, MAX_PATIENCE)
             return gone
 
     def may_look_again(self) -> bool:

@@ -115,7 +115,7 @@ class ServedModel:
         return Capture(replace(done, graph=graph), weights, ModelGuard((), ()))
 
 
-MOST_OF_FREE = 0.8
+MAX_OF_FREE = 0.8
 """Part of a device's free memory that the weights of a file may take."""
 
 
@@ -162,7 +162,7 @@ class DeviceModel(ServedModel):
             raise CaptureError("the model cannot run on the device", because=f"the constant {odd} is no tensor")
         new = {id(w): w.nbytes for w in (found.weights[key] for key in used) if id(w) not in self._moved}
         free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else sum(new.values()) * 2
-        if sum(new.values()) > MOST_OF_FREE * free:
+        if sum(new.values()) > MAX_OF_FREE * free:
             raise CaptureError("the model cannot run on the device", why=Why.TOO_MUCH_MEMORY,
                                because=f"its weights take {sum(new.values()) >> 20} MiB, {free >> 20} are free")  # fmt: skip
         weights = {key: self._there(found.weights[key]) for key in used}

@@ -33,9 +33,9 @@ from hotfuse.ops.own.experts import ORDER, PRODUCT
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
 
-FEWEST, MOST = 2, 256
+MIN_EXPERTS, MAX_EXPERTS = 2, 256
 """Experts of a loop."""
-MOST_PAIRS = 1 << 14
+MAX_PAIRS = 1 << 14
 """Pairs of a row and a choice for which what the path assumes is evaluated, one number after the other."""
 _ROWS, _PAIRS = "rows", "pairs"
 
@@ -94,7 +94,7 @@ def _loop(graph: Graph) -> Graph | None:
             if eq is not None and eq.op == "aten.eq.Scalar" and isinstance(eq.args[0], Value) and type(eq.args[1]) is int:
                 by_ids.setdefault(eq.args[0].name, {})[eq.args[1]] = i
     for name, turns in by_ids.items():
-        if FEWEST <= len(turns) <= MOST and sorted(turns) == list(range(len(turns))):
+        if MIN_EXPERTS <= len(turns) <= MAX_EXPERTS and sorted(turns) == list(range(len(turns))):
             try:
                 return _Loop(graph, maker, name, [turns[e] for e in range(len(turns))]).rewritten()
             except _NotALoop:
@@ -120,7 +120,7 @@ class _Loop:
         shape = _shape(self.ids)
         _require(len(shape) == 2 and _shape(scores)[-1:] == (self.experts,) and all(isinstance(n, int) for n in shape))
         self.tokens, self.choices = (int(str(n)) for n in shape)
-        _require(0 < self.tokens * self.choices <= MOST_PAIRS)
+        _require(0 < self.tokens * self.choices <= MAX_PAIRS)
         self.turns = [self._turn(e, at) for e, at in enumerate(where)]
 
     # --- what there is ---------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from hotfuse.ops.table import packet
 
 _PRODUCTS = {"transformers.grouped_mm_fallback": ("input", "weight", "offs"), "aten._grouped_mm": ("self", "mat2", "offs")}
 _TO_FLOAT = frozenset({"aten.to", "aten._to_copy"})
-_MOST_EXPERTS = 4096
+_MAX_EXPERTS = 4096
 """Bins of a histogram over whole numbers, up to which fp32 tells each from the next."""
 
 
@@ -123,7 +123,7 @@ def _bins(node: Node) -> int:
     if packet(node.op) != "aten.histc":
         return 0
     bins, low, high = argument(node, "bins", 100), argument(node, "min", 0), argument(node, "max", 0)
-    return bins if isinstance(bins, int) and 1 < bins <= _MOST_EXPERTS and low == 0 and high == bins - 1 else 0
+    return bins if isinstance(bins, int) and 1 < bins <= _MAX_EXPERTS and low == 0 and high == bins - 1 else 0
 
 
 def _adds_up(node: Node) -> bool:

@@ -29,7 +29,7 @@ from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.simplify.facts import escapes, mutates
 
-FEWEST = 2
+MIN_PIECES = 2
 """Pieces of a row: one is a copy either way."""
 _PICK, _PART, _COPY = "aten.select", "aten.slice", "aten.copy"
 _SCATTERS = {"aten.select_scatter": _PICK, "aten.slice_scatter": _PART}
@@ -158,7 +158,7 @@ class _PieceWriter:
                 if not alone or earlier.part.dim != last.part.dim or row[-1].node.ins.count(earlier.made) != 1:
                     break
                 row.append(earlier)
-            if len(row) >= FEWEST:
+            if len(row) >= MIN_PIECES:
                 inside |= {scatter.made.name for scatter in row}
                 rows[last.made.name] = row
         for node in graph.nodes:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.branches import IF
+from hotfuse.ir.control_bodies import IF
 from hotfuse.ir.dims import Dim, Sym, substitute, symbols
 from hotfuse.ir.graph import Arg, Graph, Node, Param, Value, makers, map_node, map_values, output_values
 from hotfuse.ir.retype import retyped

@@ -22,9 +22,9 @@ from hotfuse.ir.verify import verify
 from hotfuse.ops.schema import draws_random
 from hotfuse.ops.table import Access, is_mutating, lookup, packet
 
-MOST_TRIED = 6
+MAX_TRIED = 6
 """Values of a graph that are looked at as masks, the first ones."""
-MOST_NODES = 24
+MAX_NODES = 24
 """Operators that a mask may be made by."""
 _WHOLE = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I16, DType.I8, DType.U8})
 _CHEAP = (Access.POINTWISE, Access.MOVEMENT, Access.HOST, Access.REDUCTION)
@@ -51,7 +51,7 @@ class DerivedMask:
 def derived_masks(graph: Graph) -> tuple[Value, ...]:
     """Values that may be masks of the rows of sequences, and that a few cheap operators make of inputs; the first ones."""
     found = (v for v in _told(graph) if isinstance(v.type, TensorType) and v.type.dtype is DType.BOOL and len(mask_axes(v)) == 2)
-    return tuple(found)[:MOST_TRIED]
+    return tuple(found)[:MAX_TRIED]
 
 
 def told_rows(graph: Graph) -> frozenset[str]:
@@ -68,7 +68,7 @@ def _told(graph: Graph) -> list[Value]:
         if not _is_cheap(node) or any(v.name not in by for v in node.ins):
             continue
         nodes = frozenset({i}).union(*(by[v.name] for v in node.ins))
-        if len(nodes) > MOST_NODES:
+        if len(nodes) > MAX_NODES:
             continue
         (out,) = node.outs
         by[out.name] = nodes

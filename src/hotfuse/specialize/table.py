@@ -1,4 +1,4 @@
-"""The table of specializations: what each needs to have seen, what it proposes, what stands in front of it, what a wrong bet costs.
+"""The table of specializations: for each, the evidence it needs, what it proposes, its guard, and the cost of a wrong bet.
 
 A row is data. `runtime.tierup.proposals` has, for each row, the function that looks at an entry and proposes; the engine takes the
 proposal with the highest expected value, and plans compose: `runtime.tierup.layers` builds the layers of a plan in the order of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from hotfuse.backends.protocol import LEAST_LEFT
+from hotfuse.backends.protocol import MIN_LEFT
 
 
 def free_bytes(device: torch.device) -> int:
@@ -24,7 +24,7 @@ def short_of_memory(device: torch.device) -> str:
     in_use = torch.cuda.memory_stats(device)
     once = in_use.get("allocated_bytes.all.peak", 0) - in_use.get("allocated_bytes.all.current", 0)
     need, (untaken, _) = min(_kept_bytes(device), once), torch.cuda.mem_get_info(device)
-    if untaken >= (1 + LEAST_LEFT) * need:
+    if untaken >= (1 + MIN_LEFT) * need:
         return ""
     return f"calls need up to {need >> 20} MiB of the device, and {untaken >> 20} MiB are free"
 

@@ -26,14 +26,14 @@ Run = Callable[..., tuple[Any, ...]]
 Kind = tuple[Any, ...]
 """Shapes and strides of a call's inputs."""
 
-MOST_RECORDINGS = 32
-MOST_KINDS = 256
+MAX_RECORDINGS = 32
+MAX_KINDS = 256
 """Kinds of calls that are remembered without a recording; the one not seen for the longest is forgotten."""
 SHARE = 0.05
 """Part of the time that recording may take."""
 AT_ONCE_S = 0.1
 """Seconds of recording that need no time before them."""
-SHORT_S, LONGEST_WAIT_S = 60.0, 1.0
+SHORT_S, MAX_WAIT_S = 60.0, 1.0
 """Seconds for which nothing is recorded where memory was short, and that are waited for another thread's replay."""
 
 
@@ -47,7 +47,7 @@ class GraphRun:
 
     def __init__(
         self, run: Run, device: RecordingDevice, differ: Callable[[tuple[Any, ...], tuple[Any, ...]], str],
-        most: int = MOST_RECORDINGS, clock: Callable[[], float] = time.perf_counter,
+        most: int = MAX_RECORDINGS, clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`differ` says how results of a replay differ from those of the kernels; empty if they do not."""
         self._run = run
@@ -95,7 +95,7 @@ class GraphRun:
 
     def let_go(self) -> bool:
         """Memory is short: recordings go, and for a minute there are no others; whether there were any."""
-        if not self._recordings or not self._lock.acquire(timeout=LONGEST_WAIT_S):
+        if not self._recordings or not self._lock.acquire(timeout=MAX_WAIT_S):
             return False
         try:
             self._device.drain()
@@ -133,7 +133,7 @@ class GraphRun:
         """A call ran kernel by kernel: the second one of its kind is recorded, if there is time for it."""
         met = self._met.pop(kind, None)
         self._met[kind] = met is not False
-        if len(self._met) > MOST_KINDS:
+        if len(self._met) > MAX_KINDS:
             self._met.popitem(last=False)
         begin = self._clock()
         if not met or self._spent > AT_ONCE_S + SHARE * (begin - self._begin):

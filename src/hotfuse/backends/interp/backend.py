@@ -39,7 +39,7 @@ from hotfuse.lower.run.description import Run as RunSteps
 from hotfuse.lower.run.description import RunCode
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.tile import interp
+from hotfuse.tile import interpreter
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse, show
@@ -168,7 +168,7 @@ class _InterpretedGroup:
                 case StrideArgument():
                     at = given[a.value] if a.value in given else self.constants.weights[self.keys[a.value]]
                     sizes[a.size] = at.stride(a.dim)
-        interp.run(self.kernel, buffers, sizes)
+        interpreter.run(self.kernel, buffers, sizes)
         return tuple(made[v.name] for v in output_values(self.graph))
 
     def _lying(self, name: str, a: Any) -> Any:

@@ -34,8 +34,8 @@ PASSES = 12
 PAUSE_S = 0.01
 IDLE_S = 0.05
 """By then threads that wait for work have gone to sleep: the OpenMP runtime lets them spin for some milliseconds first."""
-LEAST_MEMORY = 64 << 20
-MOST_MEMORY = 512 << 20
+MIN_MEMORY = 64 << 20
+MAX_MEMORY = 512 << 20
 _UNIT = 8 * 64
 """Parts of memory are whole turns of the widest loop."""
 
@@ -109,8 +109,8 @@ def level_bytes(top: Topology, threads: int) -> tuple[dict[str, int], dict[str, 
             continue
         sizes[name] = _whole(part)
     largest = max((c.bytes for c in caches.values()), default=0)
-    room = min(top.memory_limit_bytes or top.memory_bytes or LEAST_MEMORY, top.memory_bytes or LEAST_MEMORY) // 8
-    total = max(LEAST_MEMORY, min(4 * largest, MOST_MEMORY))
+    room = min(top.memory_limit_bytes or top.memory_bytes or MIN_MEMORY, top.memory_bytes or MIN_MEMORY) // 8
+    total = max(MIN_MEMORY, min(4 * largest, MAX_MEMORY))
     if total <= room:
         sizes["memory"] = _whole(total // threads)
     else:

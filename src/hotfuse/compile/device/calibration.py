@@ -49,8 +49,8 @@ COMPILED_PER_WORKER = 3
 COMPILE_TIMEOUT_S, LEARNING_TIMEOUT_S = 60.0, 300.0
 NOISY = 0.2
 """Kernels whose rounds lie further apart are not learned from."""
-MOST_PLACES = 12
-MOST_BYTES = 256 << 20
+MAX_PLACES = 12
+MAX_BYTES = 256 << 20
 """Of weights, so that they come from memory and not from a cache, as in a model."""
 
 
@@ -121,7 +121,7 @@ def _measured(graph: Graph, answer: DeviceUnitAnswer, codes: Sequence[bytes], de
     names = {p.value.name for p in graph.params}
     given = sources(graph)
     weights = sum(_size(v) for v in given if v.name in names)
-    places = max(1, min(MOST_PLACES, MOST_BYTES // max(weights, 1)))
+    places = max(1, min(MAX_PLACES, MAX_BYTES // max(weights, 1)))
     inputs = {v.name: _random(v, device) for v in given if v.name not in names}
     sets = [[inputs[v.name] if v.name in inputs else _random(v, device) for v in given] for _ in range(places if names else 1)]
     timers: list[tuple[MadeDeviceKernel, DeviceTimer]] = []

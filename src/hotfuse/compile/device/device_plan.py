@@ -26,7 +26,7 @@ from hotfuse.compile.device.channels_last import channels_last, faster
 from hotfuse.compile.device.generation import FOLDED, MARGIN, NORMS, DeviceJob, Generation, before_calls
 from hotfuse.compile.device.remembered import STAYS
 from hotfuse.compile.device.trial import Differ
-from hotfuse.compile.device.tuning import LEAST_GAIN, ROUNDS
+from hotfuse.compile.device.tuning import MIN_GAIN, ROUNDS
 from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.ir.graph import Graph
 from hotfuse.machine.device_clock import DeviceTimer
@@ -93,7 +93,7 @@ def _faster(made: GeneratedPlan, plain: Generation, folded: GeneratedPlan, other
         rounds = [[plain.pace(t.seconds) for t in timers] for _ in range(ROUNDS)]
         least = [min(r[i] for r in rounds) for i in range(2)]
     said = f"layer norms: {least[1] * 1e6:.1f} us taken in by products around them, {least[0] * 1e6:.1f} in kernels of their own"
-    if least[1] < (1 - LEAST_GAIN) * least[0]:
+    if least[1] < (1 - MIN_GAIN) * least[0]:
         plain.keep({**other.chosen(), NORMS: FOLDED})
         return _noted(folded, said)
     plain.keep({NORMS: STAYS})

@@ -23,8 +23,8 @@ from hotfuse.ops.table import packet
 
 FOLDED = frozenset({MEAN, SPREAD, NORMALIZED})
 """Ops that stand for parts of a norm."""
-MOST_ROWS = 1024
-MOST_BLOCKS = 128
+MAX_ROWS = 1024
+MAX_BLOCKS = 128
 
 
 def _norm(graph: Graph, group: Group) -> Node | None:
@@ -38,9 +38,9 @@ def _norm(graph: Graph, group: Group) -> Node | None:
     if not isinstance(t := x.type, TensorType) or t.dtype not in (DType.F16, DType.BF16) or not isinstance(shape, tuple):
         return None
     sizes = [n for n in t.shape if isinstance(n, int)]
-    if len(sizes) != len(t.shape) or len(shape) != 1 or len(sizes) < 2 or math.prod(sizes[:-1]) > MOST_ROWS:
+    if len(sizes) != len(t.shape) or len(shape) != 1 or len(sizes) < 2 or math.prod(sizes[:-1]) > MAX_ROWS:
         return None
-    return node if sizes[-1] % BLOCK == 0 and 2 <= sizes[-1] // BLOCK <= MOST_BLOCKS and math.prod(sizes[:-1]) > 1 else None
+    return node if sizes[-1] % BLOCK == 0 and 2 <= sizes[-1] // BLOCK <= MAX_BLOCKS and math.prod(sizes[:-1]) > 1 else None
 
 
 def folded(found: GroupedGraph) -> GroupedGraph:

@@ -64,9 +64,9 @@ TRIALS_S = 60.0
 """Seconds that compiling the kernels of one graph may take, and as many that trying them may, rests between trials not counted."""
 MARGIN = 0.97
 """A kernel must take less than this part of the library's time."""
-MOST_PLACES = 12
+MAX_PLACES = 12
 """Places in the model whose weights a trial goes through."""
-TUNING_S, LONGEST_TUNING_S = 4.0, 45.0
+TUNING_S, MAX_TUNING_S = 4.0, 45.0
 """Seconds for choosing kernels inside the whole plan, that are measured and with the rests between."""
 NORMS, FOLDED = "layer norms", "folded"
 """What is kept of them, where products took them in; else `STAYS`."""
@@ -250,10 +250,10 @@ class Generation:
         """What an earlier process chose is the only candidate."""
         tiling = self.kept.tiling(key)
         if tiling == STAYS:
-            unit.known = unit.tried = True
+            unit.chosen_before = unit.tried = True
             unit.because = "the library's kernels were faster in an earlier process"
         elif found := [c for c in unit.candidates if c.tiling == tiling]:
-            unit.known, unit.candidates = True, found
+            unit.chosen_before, unit.candidates = True, found
 
     def _candidate(self, unit: TriedGroup, made: MadeDeviceKernel, code: bytes) -> DeviceCandidate:
         function = LoadedLater(device_kernel(code, made.built), self.device)
@@ -311,7 +311,7 @@ class Generation:
 
     def _try(self, part: DevicePart, unit: TriedGroup, env: Mapping[str, Any]) -> None:
         unit.tried = True
-        alike = [part, *(p for p in self.parts if p.key == part.key and p is not part)][:MOST_PLACES]
+        alike = [part, *(p for p in self.parts if p.key == part.key and p is not part)][:MAX_PLACES]
         pieces = [extract(self.graph, p.nodes, "part") for p in alike]
         libraries = [flat_function(piece, meaning, self.weights)[0] for piece in pieces]
         inputs = [env[v.name] for v in pieces[0].inputs]
@@ -336,7 +336,7 @@ class Generation:
         if us < MARGIN * found.library_us:
             unit.chosen = at
         else:
-            unit.because = f"its best kernel takes {unit.said(at)}"
+            unit.because = f"its best kernel takes {unit.timing(at)}"
 
     def before_calls(self) -> AbstractContextManager[None]:
         """A stream that goes before those of calls, done at the end."""
@@ -360,11 +360,11 @@ class Generation:
         tried = {k: (u, u.trial) for k, u in self.units.items() if u.trial is not None}
         if self.few:
             return "of each group the likeliest kernels alone were made; the others follow"
-        if all(u.known for u, _ in tried.values()):
+        if all(u.chosen_before for u, _ in tried.values()):
             return "its kernels are those that an earlier process chose in the whole plan"
         order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
-        until, at_last = self.pace.busy_s + TUNING_S, time.monotonic() + LONGEST_TUNING_S
+        until, at_last = self.pace.busy_s + TUNING_S, time.monotonic() + MAX_TUNING_S
         made: dict[tuple[int, ...], DeviceTimer] = {}
         with torch.no_grad(), self.before_calls():
 
@@ -427,7 +427,7 @@ class Generation:
         tried = sum(len(u.candidates) for u in units)
         took = ", ".join(f"{k} {v:.1f}" for k, v in self.spent.items())
         spent = f"{tried} kernels of {len(self.units)} groups, chosen by {' and '.join(self.chosen_by)}; seconds: {took}"
-        notes = [f"{u.uses} x {u.ops}: {u.said(u.chosen)}" for u in units if u.kernel is not None]
+        notes = [f"{u.uses} x {u.ops}: {u.timing(u.chosen)}" for u in units if u.kernel is not None]
         head = f"{calls} calls of {len(kernels)} generated kernels on {self.device}, {library} library calls"
         said = (head, tuned, f"{spent}{untaught(self.teaching)}", *notes, *self._stays())
         untried = sum(bool(u.candidates) for u in units) if self.few else 0

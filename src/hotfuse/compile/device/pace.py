@@ -15,7 +15,7 @@ from hotfuse.compile.workers.background_priority import background_priority
 
 RESTS = 16.0
 """A rest, over the measurement before it. Five were not enough: a whole plan's took 6 ms, and 2 of 100 calls of 0.7 ms met one."""
-LONGEST_REST_S = 0.25
+MAX_REST_S = 0.25
 
 
 def idle(seconds: float) -> None:
@@ -42,4 +42,4 @@ class RestingPace:
             took = self._clock() - begin
             self.busy_s += took
             if self._rests:
-                self._sleep(min(self._rests * took, LONGEST_REST_S))
+                self._sleep(min(self._rests * took, MAX_REST_S))

@@ -30,7 +30,7 @@ BEST = 4
 """Kernels that are measured in the others."""
 BEFORE_CALLS = -1
 """The priority of a stream that goes before those of ordinary calls."""
-MOST_COMPARED = 1 << 20
+MAX_COMPARED = 1 << 20
 """Elements of a result that are compared in a trial: the first, the last, and some between. All of them are when the whole plan is
 proven; here copying them would hold up the copies of calls."""
 TIMES = 12
@@ -63,12 +63,12 @@ class DeviceTrial:
 
 def sampled(results: Sequence[Any]) -> list[Any]:
     """Results as they are, large tensors as some of their rows: evenly spread ones, and the last."""
-    return [_some_rows(r) if isinstance(r, torch.Tensor) and r.numel() > MOST_COMPARED and r.dim() > 1 else r for r in results]
+    return [_some_rows(r) if isinstance(r, torch.Tensor) and r.numel() > MAX_COMPARED and r.dim() > 1 else r for r in results]
 
 
 def _some_rows(t: torch.Tensor) -> torch.Tensor:
     rows = t.flatten(0, -2)
-    step = -(-2 * t.numel() // MOST_COMPARED)
+    step = -(-2 * t.numel() // MAX_COMPARED)
     last = max(1, rows.shape[0] // step)
     return torch.cat([rows[::step], rows[-last:]])
 

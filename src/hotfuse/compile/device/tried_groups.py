@@ -48,7 +48,7 @@ class TriedGroup:
     chosen: int = LIBRARY
     """Which of the candidates serves."""
     tried: bool = False
-    known: bool = False
+    chosen_before: bool = False
     """Whether an earlier process has chosen."""
     uses: int = 0
 
@@ -57,7 +57,7 @@ class TriedGroup:
         """What serves instead of the library."""
         return None if self.chosen == LIBRARY else self.candidates[self.chosen].kernel
 
-    def said(self, at: int) -> str:
+    def timing(self, at: int) -> str:
         """What a candidate took alone."""
         assert self.trial is not None
         return f"{self.trial.us[at]:.1f} us ({self.candidates[at].tiling}), the library {self.trial.library_us:.1f} us"

@@ -18,11 +18,11 @@ ROUNDS = 6
 GLANCE = 2
 """Rounds after which a plan that is clearly slower is given up."""
 HOPELESS = 1.05
-LEAST_GAIN = 0.006
+MIN_GAIN = 0.006
 """Part of the plan's time that an exchange must save: the least of several measurements repeats about as well."""
 MAX_OVER_BEST = 1.3
 """Candidates that took more than so many times the best one's time alone are not tried in the plan."""
-MOST_OTHERS = 3
+MAX_OTHERS = 3
 
 Choice = Mapping[str, int]
 """By group, the number of its kernel among its candidates."""
@@ -45,7 +45,7 @@ def alternatives(us: Sequence[float | None], chosen: int, library_us: float) -> 
     best = min((t for t in us if t is not None), default=library_us)
     bound = MAX_OVER_BEST * min(best, library_us)
     near = sorted((t, i) for i, t in enumerate(us) if t is not None and i != chosen and t <= bound)
-    return [i for _, i in near[:MOST_OTHERS]]
+    return [i for _, i in near[:MAX_OTHERS]]
 
 
 def descended(
@@ -68,7 +68,7 @@ def descended(
                 tried.add(tuple(candidate.items()))
                 held, new = _in_turns(chosen, candidate, measure)
                 now = min(now, held)
-                if new < (1 - LEAST_GAIN) * held:
+                if new < (1 - MIN_GAIN) * held:
                     chosen, now, helped, exchanged = candidate, new, True, exchanged + 1
     complete = not over()
     if exchanged:

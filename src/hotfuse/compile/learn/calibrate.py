@@ -38,9 +38,9 @@ from hotfuse.profile.store import Store
 
 BATCH = 40
 """Kernels compiled before they are measured together."""
-MOST_BYTES = 384 << 20
+MAX_BYTES = 384 << 20
 """Data of a batch."""
-MOST_IDLE_BYTES = 96 << 20
+MAX_IDLE_BYTES = 96 << 20
 """The same for what is measured in idle time, beside a model that serves."""
 OTHER_TILES, OTHER_VECTORS = 0.6, 0.9
 """How often a problem is measured in other tilings, with and without a product: tilings are only told apart by those."""
@@ -125,7 +125,7 @@ class Calibration:
                 if self._name(item, candidate) in self._known:
                     continue
                 size = _bytes(self.row_cache, candidate)
-                if batch and held + size > MOST_BYTES:
+                if batch and held + size > MAX_BYTES:
                     added += self._measured(batch, passes, until)
                     batch, shelf, held = [], Shelf(), 0
                 try:
@@ -297,7 +297,7 @@ class Slice:
             self._run.report.compiled += made is not None
             for candidate in self._run.unknown(item):
                 size = _bytes(self._run.row_cache, candidate)
-                if self._held + size > MOST_IDLE_BYTES:
+                if self._held + size > MAX_IDLE_BYTES:
                     self._run.report.refused["too much memory for idle time"] += 1
                     continue
                 with torch.no_grad():

@@ -28,7 +28,7 @@ from hotfuse.profile.store import Store
 
 COMPILED_TILINGS = 4
 """Tilings of a group that are compiled where a model chooses."""
-MOST_DEVICES = 8
+MAX_DEVICES = 8
 """Whose models a worker keeps at hand."""
 
 
@@ -54,7 +54,7 @@ def handle(request: DeviceTimesRequest) -> Answered:
     kernel_model.record(kept.store, machine, rows, "calibrate" if request.calibrated else "race")
     known = kernel_model.recorded(kept.store, machine)
     answer = DeviceTimesAnswer(len(known))
-    if (request.train and len(known) >= kernel_model.LEAST_ROWS) or kernel_model.due(kept.store, machine, len(known)):
+    if (request.train and len(known) >= kernel_model.MIN_ROWS) or kernel_model.due(kept.store, machine, len(known)):
         made = kernel_model.fit(known, shape)
         version = kernel_model.save(kept.store, made, machine)
         answer = replace(answer, model=version, held_out=made.facts["held_out"], chooses=made.chooses)
@@ -96,7 +96,7 @@ def device_model(device: str) -> DeviceKernelModel | None:
     key, now = (kept.place.path, device), time.monotonic()
     known = _read.get(key)
     if known is None or now - known.at > FRESH_S:
-        if len(_read) >= MOST_DEVICES:
+        if len(_read) >= MAX_DEVICES:
             _read.clear()
         known = _read[key] = _Read(_newest(kept.store, device), now)
     return known.model

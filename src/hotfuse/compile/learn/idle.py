@@ -99,12 +99,12 @@ def _trained(kept: Notes, work: _Work, *, last: bool) -> PerformanceModel | None
     new = len(kept.store.measurements(machine=kept.host.machine, source=("calibrate", *SERVING), since=at))
     have = int(facts.get("samples", 0))
     alone = sum(not m.is_device for m in kept.store.machines()) < 2
-    first = (model.LEAST_SAMPLES if last else FIRST) if alone else FIRST_SUPPORTED
-    if new < max(first if not have else model.LEAST_SAMPLES, TRAIN_AFTER * have, (1 + TRAIN_AFTER) * work.in_vain):
+    first = (model.MIN_SAMPLES if last else FIRST) if alone else FIRST_SUPPORTED
+    if new < max(first if not have else model.MIN_SAMPLES, TRAIN_AFTER * have, (1 + TRAIN_AFTER) * work.in_vain):
         return None
     samples = rows.samples(kept.store, kept.host.machine, kept.host.at.threads)
     others = None if alone else fleet.support(fleet.machines(kept.store, without=kept.host.machine))
-    if len(samples) < (model.LEAST_SAMPLES if others is None else FIRST_SUPPORTED):
+    if len(samples) < (model.MIN_SAMPLES if others is None else FIRST_SUPPORTED):
         return None
     made = model.best_fit(samples, kept.host.at, others)
     if judged(made.facts).trust is Trust.ASIDE:
@@ -121,7 +121,7 @@ def _train_fleet(kept: Notes) -> None:
     """The model of all machines, where their rows have become enough more: what a machine that nobody saw begins with."""
     dates = kept.store.model_dates(fleet.NAME)
     have = int(dates[max(dates)][1].get("samples", 0)) if dates else 0
-    if have < fleet.MOST_ROWS and sum(len(p.rows) for p in fleet.machines(kept.store)) > (1 + TRAIN_AFTER) * have:
+    if have < fleet.MAX_ROWS and sum(len(p.rows) for p in fleet.machines(kept.store)) > (1 + TRAIN_AFTER) * have:
         fleet.train(kept.store)
 
 

@@ -36,13 +36,13 @@ from hotfuse.machine.speed_drift import IN_A_ROW, THRESHOLD
 from hotfuse.profile.rows import SOURCES, Measurement
 from hotfuse.profile.store import Store
 
-LEAST_US = 20.0
+MIN_US = 20.0
 """Trials of shorter kernels say more about calling them than about them."""
 TRIAL_NOISE = 0.1
 """A trial is a handful of runs beside others."""
 FLUSH = 16
 """Measurements kept back before they go to the store together."""
-MOST_TRIALS = 256
+MAX_TRIALS = 256
 """Trials kept back before they are counted."""
 FRESH_S = 10.0
 """After so long, what others have learned meanwhile is read again when a graph is planned."""
@@ -111,7 +111,7 @@ class Foresight:
 
     def observe(self, measured: Sequence[Measurement]) -> None:
         """Measurements next to what the uncorrected model says of them."""
-        usable = [m for m in measured if m.time_ns > LEAST_US * 1e3 and all(n in m.features for n in NAMES)]
+        usable = [m for m in measured if m.time_ns > MIN_US * 1e3 and all(n in m.features for n in NAMES)]
         if not usable:
             return
         table = np.array([[m.features[n] for n in NAMES] for m in usable])
@@ -198,7 +198,7 @@ class Notes:
         if not self.place.record:
             return
         self.trials.append(_Trial(key, graph, sizes, kernel_us, library_us, threads, time.time()))
-        if self.ahead is not None or len(self.trials) >= MOST_TRIALS:
+        if self.ahead is not None or len(self.trials) >= MAX_TRIALS:
             self._count()
 
     def _count(self) -> None:
@@ -212,7 +212,7 @@ class Notes:
                 continue
             made: list[Measurement] = []
             for i, us in enumerate((t.kernel_us, t.library_us)):
-                if us > LEAST_US:
+                if us > MIN_US:
                     name = rows.kernel_name(t.key, {}, self.host.core if i == 0 else None, t.threads)
                     found = rows.measurements([name], table[i : i + 1], [us * 1e-6], [TRIAL_NOISE], t.threads, "race")
                     made += [replace(m, at=t.at) for m in found]

@@ -21,7 +21,7 @@ from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.answer_bodies import Answered, KernelAnswer
 from hotfuse.compile.request_bodies import KernelRequest, Request
-from hotfuse.compile.request_context import asked, kernels
+from hotfuse.compile.request_context import kernels, request_settings
 from hotfuse.compile.variants.trial import drawn, tamed
 from hotfuse.hpm.work import NO_TILE, Candidate, TileShape
 from hotfuse.hpm.work import CoreShape as AnyCore
@@ -38,8 +38,8 @@ from hotfuse.lower.cpu.tiling import GemmTiling, balance, choose
 PASSES = 12
 BURST_S = 120e-6
 """One kernel's turn, at least: long against the clock, short against changes of speed."""
-MOST_CALLS = 400
-LEAST_TURNS, MOST_S = 6, 0.3
+MAX_CALLS = 400
+MIN_TURNS, MAX_S = 6, 0.3
 """Every kernel has so many turns; a long one has no more once they took this long."""
 Message = tuple[dict[str, Any], list[bytes]]
 
@@ -107,7 +107,7 @@ def make(graph: Graph, core: Core) -> CompiledCandidate:
 
 def request(graph: Graph, core: Core) -> dict[str, Any]:
     """What to ask a worker for, under the settings of the request that is being answered."""
-    return Request(KernelRequest(show(graph), core), asked()).header()
+    return Request(KernelRequest(show(graph), core), request_settings()).header()
 
 
 def handle(request: KernelRequest) -> Answered:
@@ -144,7 +144,7 @@ class BoundCall:
         begin = time.perf_counter()
         self.call()
         taken = max(time.perf_counter() - begin, 1e-7)
-        self.repeats = max(1, min(MOST_CALLS, round(BURST_S / taken)))
+        self.repeats = max(1, min(MAX_CALLS, round(BURST_S / taken)))
 
     def turn(self) -> None:
         """One call to bring everything into the caches, then a burst; kernels find threads awake, as inside a native run."""
@@ -210,7 +210,7 @@ def timed(batch: Sequence[BoundCall], passes: int = PASSES, until: float | None 
         try:
             for n in range(passes):
                 for b in batch if n % 2 == 0 else reversed(batch):
-                    if n < LEAST_TURNS or sum(b.times) * b.repeats < MOST_S:
+                    if n < MIN_TURNS or sum(b.times) * b.repeats < MAX_S:
                         b.turn()
                 if until is not None and n >= 2 and time.perf_counter() > until:
                     return

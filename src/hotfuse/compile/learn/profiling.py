@@ -14,7 +14,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import request_context
 from hotfuse.compile.answer_bodies import Answered, PartitionDiagnosis, ProfileAnswer
 from hotfuse.compile.host import Host, this_host
-from hotfuse.compile.learn.learned import LEAST_US, Notes, notes
+from hotfuse.compile.learn.learned import MIN_US, Notes, notes
 from hotfuse.compile.request_bodies import PartitionTimes, ProfileRequest
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.bottleneck import Profile, diagnose
@@ -23,7 +23,7 @@ from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph, Kind
 from hotfuse.ir.text import parse
 
-FEWEST = 4
+MIN_SAMPLES = 4
 """Samples of a partition before its time is believed."""
 
 
@@ -73,7 +73,7 @@ def _predicted(
             ahead.predictor if host is kept.host else CostPredictor(ahead.predictor.model, host.at, kept.row_cache, ahead.online)
         )
         said = round(float(predictor.of_rows(table).seconds[0]) * 1e6, 2)
-    if kept.place.record and us > LEAST_US and part.n >= FEWEST:
+    if kept.place.record and us > MIN_US and part.n >= MIN_SAMPLES:
         key = hashlib.sha256(part.graph.encode()).hexdigest()[:16]
         name = rows.kernel_name(key, sizes, core, host.at.threads)
         kept.wrote(rows.measurements([name], table, [us * 1e-6], [part.noise], host.at.threads, "serve"))

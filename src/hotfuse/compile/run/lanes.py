@@ -27,7 +27,7 @@ PAIRS = 60_000
 """Beginnings and ends of forks that are looked at in a stretch: all of them, unless it has hundreds of calls."""
 MIN_SAVED_WORK = AWAKE_WORK
 """Work that a fork must save by estimate: about two microseconds."""
-MOST_KEPT = 256
+MAX_KEPT = 256
 """Kernels whose work is known as an expression."""
 
 
@@ -140,7 +140,7 @@ def _stretch(pieces: Sequence[LaneCall], threads: int) -> list[Fork]:
     return found[::-1]
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MAX_KEPT)
 def _work(body: tuple[Stmt, ...], lanes: int) -> Dim:
     """The same for every run of every plan with this kernel: building it takes milliseconds, finding it a tenth of that."""
     return work(body, lanes)

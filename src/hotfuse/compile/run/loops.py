@@ -22,7 +22,7 @@ from hotfuse.compile.run.run_steps import (
     alike,
     tensor_of,
 )
-from hotfuse.ir.branches import IF, LOOP, branches, control_name, inside
+from hotfuse.ir.control_bodies import IF, LOOP, branches, control_name, inside
 from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.ir.graph import Arg, Node, Value
 from hotfuse.ir.types import DType, Layout, ScalarType, TensorType

@@ -30,8 +30,8 @@ from hotfuse.compile.run.run_steps import (
     tensor_of,
     written,
 )
-from hotfuse.ir.branches import Branch as Branched
-from hotfuse.ir.branches import branches, control_name, inside
+from hotfuse.ir.control_bodies import Branch as Branched
+from hotfuse.ir.control_bodies import branches, control_name, inside
 from hotfuse.ir.dims import Dim, expr, substitute, sym, symbols
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
 from hotfuse.ir.subgraph import extract

@@ -56,7 +56,7 @@ took it 39 between two runs, whose values lie in memory of their own and not in 
 MAX_RETRIED_ELEMENTS = 1 << 20
 """Most elements that a group without a kernel may move to be tried again for the sake of a run: larger ones take so long that a run
 matters little."""
-MOST_NODES = 24
+MAX_NODES = 24
 UNFINISHED = -math.inf
 """Instead of a time: what has no kernel yet may get one."""
 BRIDGES_S = 20.0
@@ -72,7 +72,7 @@ class _RunKernels:
     """Per kernel, those that serve its group at other sizes."""
     sizes: Mapping[str, int]
     threads: int
-    made: list[MadeKernel] = field(default_factory=list[MadeKernel])
+    kernels: list[MadeKernel] = field(default_factory=list[MadeKernel])
     codes: list[bytes] = field(default_factory=list[bytes])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     refused: dict[str, HotfuseError] = field(default_factory=dict[str, HotfuseError])
@@ -96,7 +96,7 @@ class _RunKernels:
     def bridge(self, graph: Graph, nodes: range) -> int:
         """A kernel for nodes that have none; -1 where there is none that pays inside a run."""
         chosen = [graph.nodes[i] for i in nodes]
-        if len(chosen) > MOST_NODES or any(n.kind is not Kind.OPERATOR or not n.outs for n in chosen):
+        if len(chosen) > MAX_NODES or any(n.kind is not Kind.OPERATOR or not n.outs for n in chosen):
             return -1
         if max(self._elements(n) for n in chosen) > MAX_RETRIED_ELEMENTS:
             return -1
@@ -169,7 +169,7 @@ class _RunKernels:
         options = (allowance_us, core.precision, core.lean, backend_name())
         basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
         about, codes = verdict("bridge", piece.text, basis, make)
-        self.made.append(decoded(MadeKernel, about, "a kept kernel"))
+        self.kernels.append(decoded(MadeKernel, about, "a kept kernel"))
         self.codes += codes
         self.given.append(kernel_text.from_json(about))
         self.numbers[piece.text] = len(self.given) - 1
@@ -251,7 +251,7 @@ def _pieces(graph: Graph, begin: int, end: int, bench: _RunKernels) -> list[tupl
     """
     said = len(bench.notes)
     kernel = bench.bridge(graph, range(begin, end))
-    if kernel >= 0 or end - begin > MOST_NODES:
+    if kernel >= 0 or end - begin > MAX_NODES:
         return [(begin, end, kernel)]
     cut = begin + bench.reach(graph, range(begin, end))
     if cut == end:  # one kernel could do all of it, and does not pay
@@ -384,5 +384,5 @@ def handle(request: RunsRequest) -> Answered:
     bench = _RunKernels([kernel_text.from_json(dict(k)) for k in request.kernels], variants, request.dims, threads(),
                         until=time.monotonic() + seconds if seconds > 0 else UNFINISHED)  # fmt: skip
     made: RunBodies = run_all(RUNS, _level(dict(request.body)), bench)
-    answer = RunsAnswer(made.body, tuple(bench.made), len(made.drivers), tuple(dict.fromkeys(bench.notes)))
+    answer = RunsAnswer(made.body, tuple(bench.kernels), len(made.drivers), tuple(dict.fromkeys(bench.notes)))
     return answer, [*bench.codes, *made.drivers]

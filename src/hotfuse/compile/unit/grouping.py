@@ -37,7 +37,7 @@ class GroupingJob:
     gate: Gate | None = None
     seen: SeenCosts | None = None
     """What calls showed of the graph."""
-    told: frozenset[str] = frozenset()
+    outer_symbols: frozenset[str] = frozenset()
     """Symbols of the graph around this one, which is a branch or a loop's body: its own inputs need not show them."""
 
 
@@ -114,7 +114,7 @@ def _order(found: GroupedGraph, _job: object) -> GroupedGraph:
 
 def _well_formed(found: Graph | GroupedGraph, job: Any) -> object:
     graph = found if isinstance(found, Graph) else found.graph
-    return verify(graph, job.told if isinstance(job, GroupingJob) else ())
+    return verify(graph, job.outer_symbols if isinstance(job, GroupingJob) else ())
 
 
 ORDER: Pass[GroupedGraph, GroupedGraph, Any] = Pass(

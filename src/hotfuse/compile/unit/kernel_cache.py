@@ -21,7 +21,7 @@ from hotfuse.base.settings import Precision
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learn.learned import Foreseen, foresight
 from hotfuse.compile.learn.measure import CompiledCandidate
-from hotfuse.compile.request_context import asked, kernels
+from hotfuse.compile.request_context import kernels, request_settings
 from hotfuse.compile.variants import precision_variants
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.ir.graph import Graph, output_values
@@ -177,7 +177,7 @@ class KernelCache:
                 raise CannotLower(lowered)
             first = run(GENERATE_CODE, lowered, None)
             kind = precision_variants.chosen(piece.normal, piece.sizes, self.core, first)
-            return BuiltKernel(kind.made.lowered, kind.made.compiled, time.perf_counter() - start, kind.core, kind.note)
+            return BuiltKernel(kind.candidate.lowered, kind.candidate.compiled, time.perf_counter() - start, kind.core, kind.note)
 
         # Where rounding is allowed, sizes decide between kinds of instructions.
         return keep(self.made, piece.text if self.core.precision == "fp32" else piece.key, make, MAX_KEPT)
@@ -189,7 +189,7 @@ MAX_CACHES = 8
 
 def kernel_cache(*, lean: bool | None = None) -> KernelCache:
     """This process's, for what the request in hand wants, or for weights that may or must not grow."""
-    own = asked()
+    own = request_settings()
     wants = (own.precision, own.lean if lean is None else lean, own.threads, own.backend)
     if wants not in _caches:
         core = replace(host_core(host(), own.precision), lean=wants[1], threads=own.threads)

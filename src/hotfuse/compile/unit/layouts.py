@@ -21,9 +21,9 @@ from hotfuse.fusion.own import with_own_operands
 from hotfuse.ir.graph import Graph
 from hotfuse.ops.table import packet
 
-MOST_BUILT = 3
+MAX_BUILT = 3
 """Convolutions of a region that are built in both orders."""
-MOST_REGIONS = 12
+MAX_REGIONS = 12
 """Regions that are looked at, in the graph's order; the others go by the rule."""
 
 
@@ -39,10 +39,10 @@ def laid_out(
         return with_own_operands(graph), []
     chosen, converted = frozenset[int]().union(*found), frozenset[int]()
     choices: list[FusionChoice] = []
-    for region in found[:MOST_REGIONS]:
+    for region in found[:MAX_REGIONS]:
         last, rows = (_grouped(graph, c, converted) for c in (chosen, chosen - region))
         subject = _subject(graph, region)
-        measured = contest if len(region) <= MOST_BUILT else None
+        measured = contest if len(region) <= MAX_BUILT else None
         if measured is not None and (reads := entered(graph, region, engine.core.lanes)):
             copied = _grouped(graph, chosen, converted | reads)
             choices.append(engine.converting(last, copied, sizes, subject, measured))

@@ -1,9 +1,8 @@
-"""The measuring gate of the fusion engine: what a candidate would build against what there is, side by side, before it is taken.
+"""The measuring gate of the fusion engine: a candidate's kernels are timed against the present ones before it is applied.
 
-Rooflines are no judges of kernels: they say which candidates are worth a look, and this says who won. Both sides are built
-and run in turns on made-up data; the candidate has to be faster by more than noise, twice: machines change their speed for some
-milliseconds, and who had none of the fast ones looks slower than it is. The time for it is bounded, and a candidate that came too
-late is refused with that reason: what there is stays.
+Rooflines select candidates, measurements decide. Both sides are built and run in turns on made-up data. The candidate has to be
+faster by more than noise, twice in a row: a machine changes its speed for some milliseconds, and a side that ran in the slow ones
+looks slower than it is. The time is bounded; a candidate that came too late is refused with that reason.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BUDGET_S = 0.5
 TURN_S = 0.06
 """Most seconds for the turns of one look."""
 PASSES = 6
-LOOKS = 2
+WINS_IN_A_ROW = 2
 """How many times in a row a candidate has to win, each time over the best turns of all looks so far."""
 ENTRY_S = 0.3e-6
 """Calling one more kernel of a native run."""
@@ -76,7 +75,7 @@ class UnitContests:
     def _timed(self, old: Sequence[Side], new: Sequence[Side], threads: int) -> tuple[float, float]:
         sides = [[b for s in side if (b := self._bound(s, threads)) is not None] for side in (old, new)]
         before = after = 0.0
-        for _ in range(LOOKS):
+        for _ in range(WINS_IN_A_ROW):
             measure.timed([b for side in sides for b in side], PASSES, self.clock() + TURN_S)
             before, after = (sum(b.figure()[0] + self._entering(b) for b in side) for side in sides)
             if not _better(before, after):

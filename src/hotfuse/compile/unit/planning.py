@@ -13,9 +13,9 @@ from dataclasses import replace
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective
 from hotfuse.compile.learn.learned import foresight, trust
-from hotfuse.compile.request_context import RequestSettings, asked, strategies
+from hotfuse.compile.request_context import RequestSettings, request_settings, strategies
 from hotfuse.compile.unit.layouts import laid_out
-from hotfuse.fusion import explain
+from hotfuse.fusion import decision_lines
 from hotfuse.fusion.dense_images import dense_images
 from hotfuse.fusion.forecast import Predictor, Trained
 from hotfuse.fusion.fusion_engine import Contest, FusionPlanner, Planned
@@ -42,12 +42,12 @@ class Gate:
 
 def asked_of_groups() -> RequestSettings:
     """What groups depend on of what the request in hand asks: other strategies, and single groups, are about kernels."""
-    own = asked()
+    own = request_settings()
     kept = tuple(s for s in own.strategies if s in KINDS or s == CandidateKind.LAYOUT)
     return replace(own, strategies=kept, focus="")
 
 
-MOST_LINES = 24
+MAX_LINES = 24
 """Decisions that are shown."""
 
 
@@ -63,7 +63,7 @@ def arranged(
     engine = FusionPlanner(predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers)
     contest = gate.layouts if gate is not None and objective == "latency" else None
     made, choices = laid_out(graph, sizes, engine, contest, other=CandidateKind.LAYOUT.value in strategies())
-    return made, [explain.line(c) for c in choices]
+    return made, [decision_lines.line(c) for c in choices]
 
 
 def adjusted(
@@ -79,7 +79,7 @@ def adjusted(
     if engine is None:
         return graph, tuple(groups), []
     found = planned(engine, graph, groups, sizes)
-    return found.graph, found.groups, explain.lines(found, MOST_LINES)
+    return found.graph, found.groups, decision_lines.lines(found, MAX_LINES)
 
 
 def planner(

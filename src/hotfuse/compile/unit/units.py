@@ -3,8 +3,8 @@
     plan   the graph's groups, in order, each with a key that is equal for groups that are the same but for their names
     unit   one group: a kernel, or where to cut the group, or why it stays with the library
 
-A group that cannot be lowered is cut where that begins, one that loses to the library in the middle. What was lowered and compiled
-is kept by its text (`compile.unit.kernel_cache`), so that the same group at other sizes costs a trial only.
+A group that cannot be lowered is cut at the node that prevents it; a group that loses to the library is cut in the middle. Lowered
+and compiled kernels are kept by their text (`compile.unit.kernel_cache`), so that the same group at other sizes costs a trial only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.hpm.bottleneck import Strategy
-from hotfuse.ir.branches import CAPTURES, branches
+from hotfuse.ir.control_bodies import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
@@ -94,7 +94,7 @@ def _plan(text: str, sizes: Mapping[str, int], seen: TrafficSeen) -> tuple[PlanA
 
     def make() -> Message:
         bodies: list[GroupedBody] = []
-        _body(verify(parse(text)), sizes, bodies, {}, request_context.asked().objective, measuring(sizes), costs)
+        _body(verify(parse(text)), sizes, bodies, {}, request_context.request_settings().objective, measuring(sizes), costs)
         return message(PlanAnswer(tuple(bodies), kernel_cache().peaks, {}))
 
     ahead = foresight()
@@ -337,10 +337,10 @@ class _Unit:
         )  # fmt: skip
         also = tuple(
             MadeKernel(**to_json(m.lowered), ops=piece.ops, compile_s=round(sum(m.compiled.seconds.values()), 4))
-            for m in found.made
+            for m in found.kernels
         )
         answer = UnitKernel(about, text_id(piece.text), also, (*found.notes, *said))
-        return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
+        return answer, [made.compiled.code, *(m.compiled.code for m in found.kernels)]
 
     def _skipping(self, piece: NormalGroup, made: BuiltKernel, what: str) -> tuple[BuiltKernel, Skips | None, list[str]]:
         """The same product with a side that leaves zeros out, where that pays for some share of them; else why not."""
@@ -348,7 +348,7 @@ class _Unit:
         try:
             with as_served(self.threads) as threads:
                 here = kernel_cache()
-                both, skips = Skipping(piece.normal, piece.sizes, here.core, here.peaks, _predictor(), threads, what).found()
+                both, skips = Skipping(piece.normal, piece.sizes, here.core, here.peaks, _predictor(), threads, what).build()
         except HotfuseError as e:
             return made, None, [f"{what}: {e.because or e.what}"]
         return BuiltKernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
@@ -362,7 +362,7 @@ class _Unit:
         core = made.core or kernel_cache().core
         return VariantSearch(piece.normal, general, piece.sizes, core, kernel_cache().peaks, predict, self.uses[0][0].guards,
                         piece.meaning, threads=self.threads, until=time.perf_counter() + BUDGET_S,
-                        also=precision_variants.kinds(kernel_cache().core)).found()  # fmt: skip
+                        also=precision_variants.kinds(kernel_cache().core)).decide()  # fmt: skip
 
     def _keys(self) -> list[str]:
         """The keys of all uses, where they may differ."""

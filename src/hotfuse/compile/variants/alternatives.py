@@ -57,7 +57,7 @@ class VariantQuestion:
     """Sizes at which a variant is likely to become worse than another."""
 
 
-def asked(
+def variant_question(
     graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, int], peaks: CorePeaks, threads: int = 1
 ) -> VariantQuestion | str:
     """The question for a group in its normal form; or why there is none. `threads` are those that calls have."""

@@ -36,7 +36,7 @@ MIN_GAIN = 0.03
 class Chosen:
     """The kind that a product has."""
 
-    made: CompiledCandidate
+    candidate: CompiledCandidate
     core: Core
     note: str = ""
     """What was measured, or why nothing was."""

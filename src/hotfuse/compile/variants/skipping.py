@@ -32,7 +32,7 @@ from hotfuse.ir.graph import Graph, Value
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument, StateArgument
 from hotfuse.lower.common.operands import tensor
-from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.product_group import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.constants import Constants
 from hotfuse.lower.run.kernel_state import NEVER, ROWS_TOGETHER, WHOLE
@@ -114,7 +114,7 @@ class Skipping:
     measure: Measured | None = None
     """For tests: instead of running kernels."""
 
-    def found(self) -> tuple[CompiledCandidate, Skips]:
+    def build(self) -> tuple[CompiledCandidate, Skips]:
         """The kernel with both sides, and where it changes; raises a HotfuseError where rows are never worth leaving out."""
         rows = self.what == SKIP
         lowered = lower_contraction(self.graph, self.core, skipping=rows, sparse=0 if rows else ROWS_TOGETHER)

@@ -52,7 +52,7 @@ EVENLY = 0.75
 """Mean over longest part of the threads' work, from which on a kernel is worth a race."""
 CLEARLY = 2.0
 """Times as fast as the library, from which on three rounds are enough. What seems to lose gets all of them."""
-MOST_S = 0.25
+MAX_S = 0.25
 """Most seconds spent timing one kernel."""
 _DIVISIONS = frozenset({"aten.div", "aten.divide", "aten.floor_divide", "aten.fmod", "aten.remainder"})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
@@ -265,6 +265,6 @@ def _timed(native: Run, library: Run, inputs: list[Any], clock: Callable[[], flo
                 begin = clock()
                 run(*inputs)
                 best[side] = min(best[side], clock() - begin)
-        if n >= 2 and (clock() - start > MOST_S or best[0] * CLEARLY < best[1]):
+        if n >= 2 and (clock() - start > MAX_S or best[0] * CLEARLY < best[1]):
             break
     return Outcome(best[0] * 1e6, best[1] * 1e6)

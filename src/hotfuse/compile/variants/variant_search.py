@@ -27,12 +27,12 @@ from hotfuse.compile.variants.alternatives import (
     SizeRange,
     VariantQuestion,
     allowed,
-    asked,
+    variant_question,
 )
 from hotfuse.compile.variants.served_threads import as_served
 from hotfuse.compile.variants.trial import attempt
 from hotfuse.compile.variants.variant_table import LIBRARY as NO_KERNEL
-from hotfuse.compile.variants.variant_table import VariantTable, said
+from hotfuse.compile.variants.variant_table import VariantTable, variant_text
 from hotfuse.fusion.crossover import MARGIN, Crossovers, Interval, Shifts, Variant, crossovers, refined
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.hpm.work import Candidate
@@ -61,7 +61,7 @@ class VariantDecision:
     """What came of a group: the decision, the kernels it needs besides the one that there is, and what was decided against."""
 
     variants: VariantTable | None = None
-    made: list[CompiledCandidate] = field(default_factory=list[CompiledCandidate])
+    kernels: list[CompiledCandidate] = field(default_factory=list[CompiledCandidate])
     """In the decision these are the kernels 1, 2, ...; 0 is the one that there is."""
     notes: list[str] = field(default_factory=list[str])
 
@@ -98,19 +98,19 @@ class VariantSearch:
     """Variants that were slower than the kernel for any size wherever they were predicted to be faster."""
     notes: list[str] = field(default_factory=list[str])
 
-    def found(self) -> VariantDecision:
+    def decide(self) -> VariantDecision:
         """Predict, build, check, measure, decide: for the threads that calls have, or for one where cores are busy."""
         if self.measure is not None:
-            return self._found()
+            return self._decide()
         with as_served(self.threads) as threads:
             if threads < self.threads:
                 self.notes.append(f"other sizes were measured on {threads} of {self.threads} threads: cores are busy")
             self.threads = threads
-            return self._found()
+            return self._decide()
 
-    def _found(self) -> VariantDecision:
+    def _decide(self) -> VariantDecision:
         others = (*measure.core_variants(self.core), *self.also)
-        question = asked(self.graph, self.core, others, self.sizes, self.peaks, self.threads)
+        question = variant_question(self.graph, self.core, others, self.sizes, self.peaks, self.threads)
         if isinstance(question, str):
             return VariantDecision()
         outside = substitute(question.size, self.meaning)
@@ -121,7 +121,8 @@ class VariantSearch:
         variants, predicted = self._buildable(question, question.variants, within)
         if predicted.single and variants[predicted.intervals[0].variant].name == ANY_SIZE:
             return VariantDecision(notes=self.notes)
-        before = said(question.size, _ends(predicted.intervals), tuple(variants[i.variant].name for i in predicted.intervals))
+        names = tuple(variants[i.variant].name for i in predicted.intervals)
+        before = variant_text(question.size, _ends(predicted.intervals), names)
         try:
             while (decided := self._decided(question, variants, predicted, within, before)) is None:
                 left = [w for w in variants if w.name not in self.lost]

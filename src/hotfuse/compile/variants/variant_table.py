@@ -67,10 +67,10 @@ class VariantTable:
         measured = "; ".join(
             f"{n}: {' / '.join('?' if t is None else f'{t:.1f}' for t in us)} us" for n, us in self.points
         )
-        return f"{said(self.size, self.ends, self.names)}; predicted {self.predicted}; measured {measured}"
+        return f"{variant_text(self.size, self.ends, self.names)}; predicted {self.predicted}; measured {measured}"
 
 
-def said(size: Dim, ends: tuple[int, ...], names: tuple[str, ...]) -> str:
+def variant_text(size: Dim, ends: tuple[int, ...], names: tuple[str, ...]) -> str:
     """A decision for a reader."""
     shown = dims.show(size)
     upto = [f"{shown} <= {end}: {name}" for end, name in zip(ends, names, strict=False)]

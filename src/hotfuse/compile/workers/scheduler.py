@@ -46,7 +46,7 @@ WINDOW_S = 1.0
 """Seconds over which idleness and traffic are averaged."""
 TEAM_TRAFFIC = 0.5
 """Cores that calls keep busy, from which on workers beside their teams hold them up."""
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 """Of all cores: the lowest priority gets about as much of a machine that others use wholly, and nobody is stopped there."""
 NO_IDLE = 0.05
 """A machine with less than this part idle is saturated: what workers use, calls miss."""
@@ -265,13 +265,13 @@ class Governor:
     def _prioritize(self, whole: float, used: float, useful: float) -> None:
         """Raise where workers that may run fall behind their share, or what they can use; lower where idle cores give as much."""
         if self.raised:
-            self.raised = self.granted >= LEAST_SHARE and self._idle < max(self.granted, NO_IDLE)
+            self.raised = self.granted >= MIN_SHARE and self._idle < max(self.granted, NO_IDLE)
             self._behind = 0.0
         elif self.paused:
             self._behind = 0.0
         else:
             self._behind = max(0.0, self._behind + min(self.granted * whole, useful) - used)
-            self.raised = self._behind > BEHIND_S and self.granted >= LEAST_SHARE
+            self.raised = self._behind > BEHIND_S and self.granted >= MIN_SHARE
 
     def _account(self, passed: float, used: float, idle: float, weight: float) -> None:
         """At the lowest priority workers take a hundredth of what calls want, which is not counted."""

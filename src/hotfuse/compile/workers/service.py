@@ -1,9 +1,9 @@
 """The service that runs jobs beside inference: a background thread per model that has any, and the pool of workers that jobs ask.
 
-The jobs of one model run one after another, those of another do not wait for them. One that waits long for calls lets the next of
-its model go first (`others_meanwhile`), and goes on when none of them is at work. What jobs ask for runs in worker processes
-(`compile.workers.worker_pool`). After a fork the child starts with a service of its own. A process that ends kills its workers and
-waits for the jobs in hand, a bounded time.
+The jobs of one model run one after another; jobs of different models run side by side. A job that waits long for calls lets the
+next job of its model go first (`others_meanwhile`), and continues when none of them is running. Jobs send requests to worker
+processes (`compile.workers.worker_pool`). A forked child starts with a service of its own. A process that ends kills its workers
+and waits for running jobs for a bounded time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ STOP_S = 10.0
 """Longest wait for the jobs in hand when the process ends."""
 GRACE_S, LEAVE_S = 1.0, 0.1
 """How long they may go on by themselves; then they are told to leave, so often."""
-MOST_THREADS = 4
+MAX_THREADS = 4
 """Models whose jobs run at the same time; those of others wait for one of these to be done with its own."""
-MOST_WAITING = 8
+MAX_WAITING = 8
 """Jobs that wait while others of their models run: each of them has a thread."""
 PAUSE_S = 0.01
 """Before a job that a call submitted: that one returns first, instead of waiting for the interpreter lock."""
@@ -107,7 +107,7 @@ class Service:
         """With the lock: a thread for a queue, when there is one."""
         queue.unserved = True
         self._unserved.append(queue)
-        if len(self._threads) < MOST_THREADS + self._waiting and not self._stopping:
+        if len(self._threads) < MAX_THREADS + self._waiting and not self._stopping:
             thread = steady(self._serve, "hotfuse-service")
             self._threads.add(thread)
             thread.start()
@@ -123,7 +123,7 @@ class Service:
         jobs, and where too many wait so, it does nothing."""
         queue: JobQueue | None = getattr(_here, "queue", None)
         with self._lock:
-            lets = queue is not None and self._waiting < MOST_WAITING
+            lets = queue is not None and self._waiting < MAX_WAITING
             if queue is not None and lets:
                 self._waiting += 1
                 queue.waiting += 1

@@ -17,7 +17,7 @@ AFTER_S = 10.0
 """Seconds of work in hand before anything is said of it: first plans come sooner on machines that have a core for them."""
 WINDOW_S = 5.0
 """Seconds over which shares are averaged."""
-ENOUGH_CORES = 0.5
+MIN_CORES = 0.5
 """A worker that has as much is not short of time."""
 SHORT = "compiling waits for processor time: all cores are in use"
 """The reason, without figures: it is told once however they change."""
@@ -53,7 +53,7 @@ class Shortage:
     @property
     def text(self) -> str:
         """What is told, with its figures; empty where work gets what it needs."""
-        if self.seconds < AFTER_S or self.used >= ENOUGH_CORES or self.unused >= NO_IDLE:
+        if self.seconds < AFTER_S or self.used >= MIN_CORES or self.unused >= NO_IDLE:
             return ""
         return (f"{SHORT} (it had {self.used:.2f} of {self.cores} cores in the last {WINDOW_S:.0f} s, "
                 f"this process's calls {self.cores * self.calls:.2f}, other programs {self.cores * self.others:.2f})")  # fmt: skip

@@ -14,7 +14,7 @@ from hotfuse.base.settings import Workers
 from hotfuse.compile.workers.priority import LOWEST
 from hotfuse.compile.workers.process import Worker
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """Of a process that is forked unasked: every thread of it stands still for some 20 ms a GiB."""
 TRIES = 2
 
@@ -34,7 +34,7 @@ def unsafe(kind: Workers) -> str:
             return f"{name} is in use, which does not survive a fork"
     from hotfuse.compile.workers.forked import importing, resident  # a process that never forks needs nothing of it
 
-    if kind == "auto" and (held := resident()) > MOST_BYTES:
+    if kind == "auto" and (held := resident()) > MAX_BYTES:
         return f"the process holds {held >> 20} MiB, which a fork would make calls wait for"
     if name := importing():
         return f"module {name} is being imported"

@@ -1,9 +1,8 @@
 """A pool of worker processes: requests wait in order of their value, each runs in one worker under a deadline and a memory limit.
 
-One thread per worker (`compile.workers.slot`), started when there is something to ask and ended after a while without: a thread
-that waits for a pipe costs nothing. One more thread, alive only while requests wait or run, watches deadlines and memory and
-lets the governor stop workers where they are. A request that kills its worker is tried again as often as it allows and then
-refused, also when it comes again.
+Each worker has a thread (`compile.workers.slot`), which starts with the first request and ends after a while without one. One
+more thread watches deadlines and memory while requests wait or run, and lets the governor pause workers. A request that kills its
+worker is retried as often as it allows; then it is refused, and so is every later request that is equal to it.
 """
 
 from __future__ import annotations

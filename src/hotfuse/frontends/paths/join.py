@@ -21,7 +21,7 @@ from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import Captured
 from hotfuse.frontends.paths.path_checks import ConditionWriter, checked, lines, read_value
 from hotfuse.frontends.ship import TensorInfo
-from hotfuse.ir.branches import IF
+from hotfuse.ir.control_bodies import IF
 from hotfuse.ir.dims import Sym
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Param, Value, makers, map_node, map_values, unused_name, values_in
 from hotfuse.ir.types import TensorType, Type

@@ -19,7 +19,7 @@ from hotfuse.hpm.compiled import columns as native
 NODE = np.dtype([("threshold", "<u4"), ("place", "<u4")])
 """As the code reads it, 8 bytes at once: what to compare with; the first child's number above `FEATURE_BITS`, the column below."""
 FEATURE_BITS = 8
-MOST_FEATURES, MOST_NODES = 1 << FEATURE_BITS, 1 << (32 - FEATURE_BITS)
+MAX_FEATURES, MAX_NODES = 1 << FEATURE_BITS, 1 << (32 - FEATURE_BITS)
 TOGETHER = 8
 
 
@@ -39,7 +39,7 @@ def packed(
     feature: npt.NDArray[np.int64], threshold: npt.NDArray[np.float32], first: npt.NDArray[np.int64]
 ) -> npt.NDArray[Any]:
     """Nodes as the code reads them; raises ValueError where they are too many."""
-    if len(feature) > MOST_NODES or feature.max() >= MOST_FEATURES:
+    if len(feature) > MAX_NODES or feature.max() >= MAX_FEATURES:
         raise ValueError(f"a forest of {len(feature)} nodes over {feature.max() + 1} columns")
     made = np.empty(len(feature), NODE)
     made["threshold"], made["place"] = ordered(threshold), (first << FEATURE_BITS) | feature
@@ -66,7 +66,7 @@ def _code() -> str:
         "%np# = getelementptr i64, ptr %nodes, i64 %at#",
         "%node# = load i64, ptr %np#",
         "%column# = lshr i64 %node#, 32",
-        f"%f# = and i64 %column#, {MOST_FEATURES - 1}",
+        f"%f# = and i64 %column#, {MAX_FEATURES - 1}",
         "%xp# = getelementptr i32, ptr %own#, i64 %f#",
         "%v# = load i32, ptr %xp#",
         "%limit# = trunc i64 %node# to i32",

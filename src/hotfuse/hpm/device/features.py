@@ -23,9 +23,9 @@ from hotfuse.machine.device_rates import DeviceRates
 
 Vector = npt.NDArray[np.float64]
 REGISTERS = 65536.0
-"""Of one multiprocessor; threads have at most `MOST_REGISTERS` of them and some for addresses."""
-MOST_REGISTERS, OWN_REGISTERS = 255.0, 40.0
-MOST_THREADS = 2048.0
+"""Of one multiprocessor; threads have at most `MAX_REGISTERS` of them and some for addresses."""
+MAX_REGISTERS, OWN_REGISTERS = 255.0, 40.0
+MAX_THREADS = 2048.0
 LANES, CYCLES = 128.0, 1.7e9
 """Elements that a multiprocessor computes in a cycle, and cycles of a second, about: trees correct what is wrong with it."""
 ROUND_S, BEGIN_S = 6e-7, 1.5e-6
@@ -91,8 +91,8 @@ def features(table: npt.NDArray[np.float64], at: DeviceShape) -> tuple[npt.NDArr
     staged = np.maximum(c["looped"] * np.maximum(c["stages"], 1) * (c["rounds"] > 1), 1.0)
     alone = c["tile"] * (c["sums"] == 0) * 2
     registers = np.maximum((c["sums"] + alone + c["operands"] / 4) / threads + OWN_REGISTERS, 32.0)
-    fitting = np.minimum(np.floor(at.shared / staged), np.floor(REGISTERS / (np.minimum(registers, MOST_REGISTERS) * threads)))
-    together = np.clip(np.minimum(fitting, MOST_THREADS / threads), 1, 32)
+    fitting = np.minimum(np.floor(at.shared / staged), np.floor(REGISTERS / (np.minimum(registers, MAX_REGISTERS) * threads)))
+    together = np.clip(np.minimum(fitting, MAX_THREADS / threads), 1, 32)
     programs = np.where(c["turns"] > 0, np.minimum(c["programs"], c["turns"]), c["programs"])
     waves = programs / (cores * together)
     per_core = np.ceil(c["programs"] / cores)

@@ -28,16 +28,16 @@ from hotfuse.profile.store import Store
 
 NAME = "device kernels"
 """What its models and rows are called in a store."""
-LEAST_ROWS = 300
+MIN_ROWS = 300
 """Kernels that a model is made of: fewer tell tilings apart no better than a count of what each program has to do."""
 GROWN = 0.25
 """The part of a model's rows that must be new before another is made."""
 FOLDS = 4
-MOST_REGRET = 0.1
+MAX_REGRET = 0.1
 """What the kernel that it ranks first may lose against the best, on the average, or the model is left aside. A handful of each
 problem's kernels are measured, about as many as there are times more tilings than the few that are compiled by its choice."""
 NOISY = 0.2
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class DeviceKernelModel:
     @property
     def chooses(self) -> bool:
         """Whether it ranks well enough to say what is compiled."""
-        return float(self.facts.get("held_out", {}).get("regret", 1.0)) <= MOST_REGRET
+        return float(self.facts.get("held_out", {}).get("regret", 1.0)) <= MAX_REGRET
 
 
 def fit(rows: Sequence[TimedWork], shape: DeviceShape) -> DeviceKernelModel:
@@ -130,7 +130,7 @@ def _dtype(work: Row) -> str:
 def recorded(store: Store, machine: int) -> list[TimedWork]:
     """Everything that models of today can read; of a kernel that was measured twice, the newest row."""
     seen: dict[str, TimedWork] = {}
-    for m in store.measurements(machine=machine, limit=MOST_ROWS):
+    for m in store.measurements(machine=machine, limit=MAX_ROWS):
         fits = m.family == NAME and m.time_ns > 0 and m.noise <= NOISY and all(n in m.features for n in NAMES)
         if fits and m.kernel not in seen:
             seen[m.kernel] = TimedWork(m.kernel.partition(":")[0], m.features, m.time_ns * 1e-9)
@@ -160,4 +160,4 @@ def due(store: Store, machine: int, rows: int) -> bool:
     """Whether so many rows are enough for a first model, or enough more than the newest has."""
     dates = store.model_dates(NAME, machine)
     have = int(dates[max(dates)][1].get("samples", 0)) if dates else 0
-    return rows >= max(LEAST_ROWS, (1 + GROWN) * have)
+    return rows >= max(MIN_ROWS, (1 + GROWN) * have)

@@ -13,7 +13,7 @@ from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.graph import Arg, Graph, Value
 from hotfuse.ir.types import DType, TensorType
 
-MOST_ELEMENTS = 1 << 25
+MAX_ELEMENTS = 1 << 25
 """Of one tensor."""
 
 
@@ -63,7 +63,7 @@ def _sizes(r: random.Random) -> tuple[int, int, int]:
     while True:
         m = 1 if r.random() < 0.12 else _log(r, 16, 16384, 16)
         n, k = _log(r, 128, 8192, 64), _log(r, 64, 8192, 64)
-        if m * n <= MOST_ELEMENTS and m * k <= MOST_ELEMENTS and m * n * k <= 1 << 37:
+        if m * n <= MAX_ELEMENTS and m * k <= MAX_ELEMENTS and m * n * k <= 1 << 37:
             return m, n, k
 
 
@@ -100,7 +100,7 @@ def _gated(r: random.Random) -> Graph:
 def _rows(r: random.Random) -> Graph:
     d = _Draft(r)
     n = _log(r, 64, 8192, 64)
-    m = _log(r, 8, max(16, min(32768, MOST_ELEMENTS // n)), 8)
+    m = _log(r, 8, max(16, min(32768, MAX_ELEMENTS // n)), 8)
     x = d.input(m, n)
     if r.random() < 0.5:
         x = d.add("aten.add.Tensor", (x, d.input(m, n)), m, n)
@@ -113,7 +113,7 @@ def _rows(r: random.Random) -> Graph:
 def _chain(r: random.Random) -> Graph:
     d = _Draft(r)
     n = _log(r, 64, 8192, 64)
-    m = _log(r, 8, max(16, min(65536, MOST_ELEMENTS // n)), 8)
+    m = _log(r, 8, max(16, min(65536, MAX_ELEMENTS // n)), 8)
     x = d.input(m, n)
     for name in r.choices(("gelu", "add", "mul", "silu", "tanh", "relu"), k=r.choice((1, 2, 2, 3, 4))):
         if name in ("add", "mul"):
@@ -126,6 +126,6 @@ def _chain(r: random.Random) -> Graph:
 def _attention(r: random.Random) -> Graph:
     d = _Draft(r)
     heads, width, s = r.choice((4, 8, 12, 16, 32)), r.choice((32, 64, 64, 64, 128)), _log(r, 16, 2048, 16)
-    b = min(r.choice((1, 1, 2, 4, 8, 32)), max(1, MOST_ELEMENTS // (heads * width * s)))
+    b = min(r.choice((1, 1, 2, 4, 8, 32)), max(1, MAX_ELEMENTS // (heads * width * s)))
     q, k, v = (d.input(b, heads, s, width) for _ in range(3))
     return d.b.finish(d.add("aten.scaled_dot_product_attention.default", (q, k, v), b, heads, s, width))

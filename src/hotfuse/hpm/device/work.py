@@ -86,8 +86,8 @@ def work_of(kernel: Kernel, shape: ProgramShape) -> dict[str, float]:
         grids.append((trips, counts))
     programs = sum(n for n, _ in grids)
     share = {name: sum(n * getattr(c, name) for n, c in grids) / max(programs, 1.0) for name in _MEAN}
-    most = {name: max((getattr(c, name) for _, c in grids), default=0.0) for name in _MOST}
-    least = {name: min((getattr(c, name) for _, c in grids), default=0.0) for name in _LEAST}
+    most = {name: max((getattr(c, name) for _, c in grids), default=0.0) for name in _LARGEST}
+    least = {name: min((getattr(c, name) for _, c in grids), default=0.0) for name in _SMALLEST}
     width = max((_bytes(b.dtype) for b in kernel.buffers if b.kind not in OWN), default=4)
     distinct = sum(_bytes(b.dtype) * math.prod(evaluate(d, {}) for d in b.shape) for b in kernel.buffers if b.kind not in OWN)
     split = float(shape.split)
@@ -101,8 +101,8 @@ def work_of(kernel: Kernel, shape: ProgramShape) -> dict[str, float]:
 
 
 _MEAN = ("multiply_adds", "loaded", "stored", "cut", "light", "heavy", "reduced")
-_MOST = ("looped", "rounds", "sums", "operands", "tile", "rows", "columns", "depth")
-_LEAST = ("aligned",)
+_LARGEST = ("looped", "rounds", "sums", "operands", "tile", "rows", "columns", "depth")
+_SMALLEST = ("aligned",)
 
 
 class _ProgramCounting:

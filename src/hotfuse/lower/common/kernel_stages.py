@@ -20,7 +20,7 @@ def ordered(graph: Graph, values: Iterable[Value]) -> list[Value]:
     return [v for n in graph.nodes for v in n.outs if v.name in wanted]
 
 
-def beside(graph: Graph, waiting: Sequence[Value]) -> list[Value]:
+def sharing_loops(graph: Graph, waiting: Sequence[Value]) -> list[Value]:
     """The first of those waiting, and the reductions that its loops make on the way: over the same dims of the same shape, and
     needing nothing else that waits."""
     maker = {v.name: n for n in graph.nodes for v in n.outs}

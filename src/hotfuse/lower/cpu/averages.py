@@ -27,9 +27,9 @@ from hotfuse.tile.program import Tile
 OPS = frozenset({"aten.mean", "aten.sum"})
 BLOCK_PIXELS = 64
 """What a thread takes at once: parts are one 64th of the image."""
-MOST_VECTORS = 12
+MAX_VECTORS = 12
 """Sums side by side, so that none waits for the one before; twice as many would leave no registers to load into."""
-FEWEST_VECTORS = 3
+MIN_VECTORS = 3
 """Fewer would wait for each other most of the time."""
 
 
@@ -49,9 +49,9 @@ def cut(channels: int, lanes: int) -> PoolTiling | None:
     for pixels in (1, 2, 4, 8, 16):
         vectors, rest = divmod(pixels * channels, lanes)
         if vectors and not rest:
-            tilings.append(PoolTiling(pixels, max(n for n in range(1, MOST_VECTORS + 1) if vectors % n == 0)))
-    enough = [w for w in tilings if w.vectors >= MOST_VECTORS // 2] or sorted(tilings, key=lambda w: -w.vectors)
-    return enough[0] if enough and enough[0].vectors >= FEWEST_VECTORS else None
+            tilings.append(PoolTiling(pixels, max(n for n in range(1, MAX_VECTORS + 1) if vectors % n == 0)))
+    enough = [w for w in tilings if w.vectors >= MAX_VECTORS // 2] or sorted(tilings, key=lambda w: -w.vectors)
+    return enough[0] if enough and enough[0].vectors >= MIN_VECTORS else None
 
 
 def is_average(graph: Graph, core: Core) -> bool:

@@ -18,7 +18,7 @@ from hotfuse.ir.dims import sym, symbols
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources
 from hotfuse.ir.types import TensorType, dims_of
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
-from hotfuse.lower.common.kernel_stages import beside, ordered
+from hotfuse.lower.common.kernel_stages import ordered, sharing_loops
 from hotfuse.lower.common.landing import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.positions import Refine, Space, counters_of
@@ -162,7 +162,7 @@ class _Kernel:
         nests: list[tuple[NestPlan, Definitions]] = []
         waiting, stored = list(aside), list[str]()
         while waiting:
-            stage = beside(self.graph, waiting)
+            stage = sharing_loops(self.graph, waiting)
             for v in stage:
                 memory.aside(v)
             self.definitions = Definitions(self.graph, stored, (v.name for v in stage))

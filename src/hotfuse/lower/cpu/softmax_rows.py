@@ -35,7 +35,7 @@ from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, Tile
 
 OPS = frozenset({"aten.softmax", "aten._softmax", "aten.special_softmax"})
-BLOCK_ROWS, LEAST_ROWS = 16, 4
+BLOCK_ROWS, MIN_ROWS = 16, 4
 """Rows that a thread takes at once, and those it takes where there are few for many threads: beginning and ending cost a quarter
 of a row."""
 
@@ -83,7 +83,7 @@ class _Rows:
         b = self.b
         each: Dim = BLOCK_ROWS
         if self.threads > 2:
-            each = expr("max", LEAST_ROWS, expr("min", BLOCK_ROWS, expr("ceildiv", self.rows, self.threads)))
+            each = expr("max", MIN_ROWS, expr("min", BLOCK_ROWS, expr("ceildiv", self.rows, self.threads)))
         with (
             let(b, "each", each) as high,
             b.parallel("block", expr("ceildiv", self.rows, high)) as block,

@@ -40,9 +40,9 @@ PROCESSORS = 132
 """Multiprocessors that tilings are made and ranked for; on other devices they are right all the same."""
 _NEIGHBOURS = 8
 """Tiles of rows in a group of the grid."""
-MOST_TRIED = 8
+MAX_TRIED = 8
 """Tilings of one group that are compiled and tried on the device."""
-MOST_BULK = 5
+MAX_BULK = 5
 """Of those, such with bulk copies."""
 SHAPES = (
     GpuTiling(16, 64, 128, 4, 4), GpuTiling(32, 32, 128, 4, 4), GpuTiling(32, 64, 64, 4, 5), GpuTiling(64, 32, 64, 4, 5),
@@ -67,7 +67,7 @@ TURNS = (
 )  # fmt: skip
 """For many tiles: storing one overlaps with fetching the next."""
 LARGE_TILE = 128 * 256
-LEAST_SPLIT = 1024
+MIN_SPLIT = 1024
 """Steps of a product that is worth sharing."""
 ONE_ROW = (GpuTiling(1, 16, 512, 4, 1), GpuTiling(1, 8, 512, 4, 2), GpuTiling(1, 32, 256, 4, 2), GpuTiling(1, 16, 1024, 8, 1))
 """A product of one row reads its weights once: no tensor core helps, and what counts is how much is read at the same time."""
@@ -137,18 +137,18 @@ def gemm_tilings(graph: Graph, *, bulk: bool = False, every: bool = False) -> Se
     fitting = fitting or [GpuTiling(16, 16, 32, 4, 2)]
     plain = list(dict.fromkeys(sorted(fitting, key=cost)))
     if not bulk or wide:
-        return tuple(plain if every else plain[:MOST_TRIED])
+        return tuple(plain if every else plain[:MAX_TRIED])
     by_engine = [replace(t, bulk=True) for t in BULK if t.rows <= power_of_2(m) and t.columns <= power_of_2(n) and t.depth <= k]
     by_engine.sort(key=cost)
     shared = [replace(t, bulk=True) for t in SPLIT if many * -(-m // t.rows) * -(-n // t.columns) <= PROCESSORS * 3 // 4
-              and k % (t.depth * t.split) == 0 and k >= LEAST_SPLIT and t.rows <= power_of_2(m)]  # fmt: skip
+              and k % (t.depth * t.split) == 0 and k >= MIN_SPLIT and t.rows <= power_of_2(m)]  # fmt: skip
     shared += [replace(t, bulk=True) for t in TURNS
                if alone and many * -(-m // t.rows) * -(-n // t.columns) > t.programs and k >= t.depth]  # fmt: skip
     if any(t.programs for t in shared) and len(found) > 1:  # programs that take turns have all of the shared memory for one nest
         by_engine = [t for t in by_engine if t.rows * t.columns < LARGE_TILE]
     if every:
         return tuple(dict.fromkeys((*by_engine, *shared, *plain)))
-    return tuple((*by_engine[:MOST_BULK], *shared, *plain[: MOST_TRIED - min(MOST_BULK, len(by_engine))]))
+    return tuple((*by_engine[:MAX_BULK], *shared, *plain[: MAX_TRIED - min(MAX_BULK, len(by_engine))]))
 
 
 def _clusters(graph: Graph, blocks: Sequence[BlockOutput] = ()) -> list[_Cluster]:

@@ -22,13 +22,13 @@ from hotfuse.lower.ops.expand import HALVES
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.lower.primitives.rules import Draft, broadcast, decomposes, dtype
 
-MOST, LOOKS = 64, 1 << 14
+MAX_INDEXES, MAX_LOOKS = 64, 1 << 14
 """Indexes along the dim that is written, at most; more where that dim is short, so that all its places together look so often."""
 _I64, _BOOL = DType.I64, DType.BOOL
 
 
 def _few(many: int, extent: int) -> bool:
-    return 1 <= many <= MOST or 1 <= many <= LOOKS // max(extent, 1)
+    return 1 <= many <= MAX_INDEXES or 1 <= many <= MAX_LOOKS // max(extent, 1)
 
 
 def _checked(d: Draft, index: Value, extent: int) -> Value:

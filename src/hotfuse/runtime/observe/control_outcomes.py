@@ -17,12 +17,12 @@ import torch
 from hotfuse.backends.library import control_meaning, meaning
 from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
-from hotfuse.ir.branches import control_name, inside
+from hotfuse.ir.control_bodies import control_name, inside
 from hotfuse.ir.graph import Graph, Kind, Node
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.profile.snapshot import ControlSeen
 
-MOST_CALLS = 8
+MAX_CALLS = 8
 """Kept calls that are run for it."""
 
 
@@ -97,7 +97,7 @@ def outcomes_of(
 
     run, _ = flat_function(graph, lambda n: telling(n, "", lambda name: partial(note, name)), weights)
     with torch.no_grad():
-        for inputs in calls[:MOST_CALLS]:
+        for inputs in calls[:MAX_CALLS]:
             with in_own_stream(inputs):
                 run(*inputs)
     return {name: ControlSeen(-1, total, loops[name], tuple((o, k / total) for o, k in found.most_common()))

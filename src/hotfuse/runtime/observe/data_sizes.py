@@ -19,9 +19,9 @@ from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.profile.traffic import DataSize, data_size
 from hotfuse.specialize.data_sizes import data_symbols, unsuited
 
-MOST_CALLS = 8
+MAX_CALLS = 8
 """Kept calls that are run for it."""
-MOST_SIZES = 16
+MAX_SIZES = 16
 """Sizes of one graph that are looked at."""
 Shown = Mapping[str, tuple[int, int]]
 """By symbol: which output of a node shows it, and on which axis; -1 for a number."""
@@ -31,7 +31,7 @@ def data_sizes(
     graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Sequence[torch.Tensor]]
 ) -> tuple[DataSize, ...]:
     """What calls show of such sizes, by symbol; nothing where the graph has none, or a control node decides where they are made."""
-    wanted = sorted(data_symbols(graph))[:MOST_SIZES]
+    wanted = sorted(data_symbols(graph))[:MAX_SIZES]
     if not wanted or not calls:
         return ()
     seen: dict[str, list[int]] = {s: [] for s in wanted}
@@ -51,7 +51,7 @@ def data_sizes(
 
     run, _ = flat_function(graph, looked, weights)
     with torch.no_grad():
-        for inputs in calls[:MOST_CALLS]:
+        for inputs in calls[:MAX_CALLS]:
             with in_own_stream(inputs):
                 run(*inputs)
     refused = unsuited(graph)

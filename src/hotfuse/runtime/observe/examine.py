@@ -28,11 +28,11 @@ from hotfuse.compile.workers.task import Task
 from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.findings import MAX_PARTITIONS, PartitionQuestion, findings, questions, timed
 from hotfuse.runtime.observe.record import Recorder
-from hotfuse.runtime.observe.traffic import MOST_PIECES, piece, weigh
+from hotfuse.runtime.observe.traffic import MAX_PIECES, piece, weigh
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 
-OFTEN, SELDOM = 32, 256
+FIRST_EXAMINED_EVERY, EXAMINED_EVERY = 32, 256
 """Calls looked at between two examinations: of a plan that was not examined so far, and of one that was."""
 PRIORITY = -1.0
 """Compiling goes first."""
@@ -49,9 +49,9 @@ class Examiner:
         if not self._settings.watch or entry.examining:  # questions must not pile up behind compiling
             return False
         if not self._recorder.on:  # nothing is kept for later processes, but what serves is weighed for this one
-            return entry.samples.taken % (SELDOM if entry.weighed.steady() else OFTEN) == 0
+            return entry.samples.taken % (EXAMINED_EVERY if entry.weighed.steady() else FIRST_EXAMINED_EVERY) == 0
         fresh = bool(entry.findings) and entry.findings[0].tier == entry.plan.tier
-        return entry.samples.taken % (SELDOM if fresh else OFTEN) == 0
+        return entry.samples.taken % (EXAMINED_EVERY if fresh else FIRST_EXAMINED_EVERY) == 0
 
     def write(self, entry: Entry) -> None:
         """Put what was seen of an entry into the profile store."""
@@ -81,7 +81,7 @@ class Examiner:
             return
         threads = torch.get_num_threads()
         try:
-            asked = timed(plan, call, threads, MOST_PIECES)
+            asked = timed(plan, call, threads, MAX_PIECES)
             entry.weighed = entry.weighed.updated([piece(q) for q in asked])
         except Exception:  # the plan serves all the same, and sampled calls will show it
             self._log.count("examinations_failed")
@@ -110,7 +110,7 @@ class Examiner:
             try:
                 with background_priority():  # many objects: a full collection would stop every call for a quarter of a second
                     if (found := findings(asked, answer)) and entry is not None:
-                        recorder.found(entry.baseline.graph, found, asked)
+                        recorder.note_findings(entry.baseline.graph, found, asked)
                         log.count("examinations")
                         entry.findings = found  # published last: readers find them counted and kept
             except Exception as e:  # in a thread of the pool, which would print it

@@ -35,9 +35,9 @@ from hotfuse.runtime.plan import Plan
 
 MAX_PARTITIONS = 12
 """Partitions that are looked into, the slowest: the others are not worth it."""
-LEAST_NS = 100
+MIN_NS = 100
 """What takes less is views, and limited by nothing."""
-LOOKS = 5
+TIMED_CALLS = 5
 """Calls of a plan that was just raced in which its partitions are timed."""
 COUNTED = ("cycles", "instructions", "cache_misses")
 
@@ -111,15 +111,15 @@ def questions(
 def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int, most: int = MAX_PARTITIONS) -> list[PartitionQuestion]:
     """The same of a plan that was just raced, on the call it was raced on: nobody has sampled it so far."""
     with torch.no_grad():
-        rounds = [plan.timed(*call)[1] for _ in range(LOOKS)]
+        rounds = [plan.timed(*call)[1] for _ in range(TIMED_CALLS)]
     if len(rounds[0]) != len(plan.artifacts):  # a plan that cannot say what its partitions take
         return []
     seen: dict[int, PartitionSeen] = {}
     for i, times in enumerate(zip(*rounds, strict=True)):
         ordered = sorted(float(t) for t in times)
-        middle, mean = ordered[LOOKS // 2], sum(ordered) / LOOKS
+        middle, mean = ordered[TIMED_CALLS // 2], sum(ordered) / TIMED_CALLS
         if middle > 0:
-            seen[i] = PartitionSeen(0, LOOKS, mean, 0.0, ordered[0], middle, ordered[-1], -1, -1, ())
+            seen[i] = PartitionSeen(0, TIMED_CALLS, mean, 0.0, ordered[0], middle, ordered[-1], -1, -1, ())
     return _asked(plan, seen, [tuple(t.shape) for t in call], threads, most=most)
 
 
@@ -137,7 +137,7 @@ def _asked(
         return []
     if plan.account is not None:
         env = plan.account.seen.with_data_sizes(env)
-    seen = {i: p for i, p in seen.items() if p.p50 >= LEAST_NS}
+    seen = {i: p for i, p in seen.items() if p.p50 >= MIN_NS}
     total = sum(p.mean for p in seen.values())
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
     slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:most]

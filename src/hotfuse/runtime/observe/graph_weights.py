@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.profile.traffic import MeasuredPiece
 
-MOST_KEPT = 96
+MAX_KEPT = 96
 """Partitions whose times are kept, of all plans of a graph: twice as many as are told of one."""
 MIN_SAMPLES = 8
 """Samples without which a weight is not planned by once more."""
@@ -43,13 +43,13 @@ class GraphWeights:
             return self
         now = {key_of(p) for p in pieces}
         older = tuple(p for p in (*self.serving, *self.before) if key_of(p) not in now)
-        return GraphWeights(tuple(pieces), older[: max(0, MOST_KEPT - len(pieces))])
+        return GraphWeights(tuple(pieces), older[: max(0, MAX_KEPT - len(pieces))])
 
     def exchanged(self) -> GraphWeights:
         """Another plan serves, which nobody has examined."""
-        return GraphWeights((), (*self.serving, *self.before)[:MOST_KEPT])
+        return GraphWeights((), (*self.serving, *self.before)[:MAX_KEPT])
 
-    def told(self) -> tuple[MeasuredPiece, ...]:
+    def pieces(self) -> tuple[MeasuredPiece, ...]:
         """All of them, for a planner."""
         return (*self.serving, *self.before)
 

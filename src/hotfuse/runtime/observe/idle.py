@@ -57,7 +57,7 @@ BUSY = 0.5
 """The part of all cores that others may use at most while it works."""
 LOAD_S = 1.0
 """Seconds over which that is taken."""
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 
 
 class IdleState(StrEnum):
@@ -192,7 +192,7 @@ class Idle:
         """Stop, go on or begin."""
         worker = self._worker
         if worker is None:
-            if quiet >= AFTER_S and now >= self._again_at and self.told.failures < MOST_FAILURES:
+            if quiet >= AFTER_S and now >= self._again_at and self.told.failures < MAX_FAILURES:
                 self._begin()
         elif quiet < QUIET_S and not worker.paused:
             worker.pause()

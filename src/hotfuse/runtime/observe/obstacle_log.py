@@ -16,7 +16,7 @@ logger = logging.getLogger("hotfuse")
 
 AFTER_S = 5.0
 """Seconds of calls below tier 1 before anything is said, and between two looks; a longer pause without calls begins anew."""
-MOST_TOLD = 16
+MAX_TOLD = 16
 """Reasons that are told of one model."""
 ADVICE = (
     ("cannot be sent", "keep locks, files and other things that cannot be pickled out of the module, or jit the part without them"),
@@ -77,6 +77,6 @@ class ObstacleLog:
         self._next = now + AFTER_S
         for reason in self._reasons():
             said = headline(reason)
-            if said not in self._told and len(self._told) < MOST_TOLD:
+            if said not in self._told and len(self._told) < MAX_TOLD:
                 self._told.add(said)
                 logger.warning("%s stays below its fastest plans: %s; %s", self._name, said, advice(reason))

@@ -56,9 +56,9 @@ BELIEVED_S, FORGOTTEN_S = 3600.0, 7 * 86_400.0
 """For how long they do: longer with each further loss; what lost so long ago may be tried again in any case."""
 Rests = tuple[Sequence[torch.Tensor], int]
 """The call that a race was run on, and the tier of what served."""
-MOST_OPS = 200
+MAX_OPS = 200
 """Characters of the operators of a piece, for readers."""
-MOST_ASKED = 1024
+MAX_ASKED = 1024
 """Attempts whose past is not looked up again: sizes of calls make new ones for as long as a model serves."""
 PRUNE_EVERY = 256
 """Writes between two looks at how large the file is."""
@@ -178,7 +178,7 @@ class Recorder:
             if (key, attempt) in self._asked:
                 return None
             self._asked[key, attempt] = None
-            for oldest in list(self._asked)[:-MOST_ASKED]:
+            for oldest in list(self._asked)[:-MAX_ASKED]:
                 self._asked.pop(oldest, None)
             if self._shared is None and not may_know(context_of(self._settings).path, key):
                 return None
@@ -229,7 +229,7 @@ class Recorder:
         except Exception as e:
             self._count(e)
 
-    def found(self, graph: Graph, found: Sequence[Finding], asked: Sequence[PartitionQuestion] = ()) -> None:
+    def note_findings(self, graph: Graph, found: Sequence[Finding], asked: Sequence[PartitionQuestion] = ()) -> None:
         """What limits partitions: put beside their times, and under the names of what they compute."""
         if not self.on:
             return
@@ -298,7 +298,7 @@ def _profile(q: PartitionQuestion, f: Finding) -> SubgraphProfile:
     from hotfuse.profile.rows import SubgraphProfile
 
     graph, seen = parse(q.times.graph), q.seen
-    ops = " ".join(n.op for n in graph.nodes)[:MOST_OPS]
+    ops = " ".join(n.op for n in graph.nodes)[:MAX_OPS]
     evidence = {**f.evidence, "because": f.because, "predicted_us": f.predicted_us, "model": f.version}
     return SubgraphProfile(
         structural_hash(graph), ops, q.shapes, q.threads, q.tier, seen.n, seen.mean, seen.p10, seen.p50, seen.p90,

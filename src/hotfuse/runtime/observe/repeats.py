@@ -21,7 +21,7 @@ SAMPLED_BYTES = 4096
 """Of a large input so many bytes, spread over all of it, stand for its contents: what is kept is compared wholly, later."""
 FIRST_PAIRS, LATER = 64, 8
 """Pairs that are looked at one after the other; from then on one look in so many is a pair."""
-MOST_KINDS = 64
+MAX_KINDS = 64
 """Sets of inputs that repeated together, as far as they are told apart."""
 
 
@@ -70,7 +70,7 @@ class InputRepeats:
         self._kinds = {k: w * DECAY for k, w in self._kinds.items()}
         self._weight = self._weight * DECAY + 1
         self._kinds[same] = self._kinds.get(same, 0.0) + 1
-        while len(self._kinds) > MOST_KINDS:
+        while len(self._kinds) > MAX_KINDS:
             rarest = min(self._kinds, key=lambda k: self._kinds[k])
             self._weight -= self._kinds.pop(rarest)
 

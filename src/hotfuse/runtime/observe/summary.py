@@ -12,7 +12,7 @@ from hotfuse.profile.store_place import AWAY
 from hotfuse.runtime.observe.obstacle_log import headline
 from hotfuse.runtime.observe.savings import bet_text
 
-MOST_IN_THE_WAY = MOST_BETS = 3
+MAX_IN_THE_WAY = MAX_BETS = 3
 NOTICED = (Why.WEIGHTS_WRITTEN_UNSEEN, Why.WEIGHTS_CHANGED, Why.MODEL_CHANGED, Why.DRIFT, Why.REGRESSED, Why.SPEED_CHANGED,
            Why.RUN_FAILED, Why.BACKGROUND_FAILED, Why.STORE_UNUSABLE, Why.STORE_DAMAGED)  # fmt: skip
 WHAT = {"module": "the model's own code", "0": "tier 0 (the captured graph on library kernels)", "1": "tier 1 (generated kernels)",
@@ -87,8 +87,8 @@ def speed(plans: list[dict[str, Any]], decisions: list[dict[str, Any]]) -> str:
 def _bets(plans: list[dict[str, Any]]) -> list[str]:
     """What is bet on the calls of any plan, how often it held and what it saved; the first few."""
     found = [bet_text(b) for p in plans for b in p.get("bets", ())]
-    more = [f"and {len(found) - MOST_BETS} more"] if len(found) > MOST_BETS else []
-    return found[:MOST_BETS] + more
+    more = [f"and {len(found) - MAX_BETS} more"] if len(found) > MAX_BETS else []
+    return found[:MAX_BETS] + more
 
 
 def _trying(sites: list[dict[str, Any]]) -> str:
@@ -110,8 +110,8 @@ def _in_the_way(data: dict[str, Any]) -> Iterable[str]:
             f = plan["findings"][0]
             found.append(f"{f['share']:.0%} of the time is in a partition bound by {f['bottleneck']} ({f['because']})")
     unique = list(dict.fromkeys(found))
-    more = [f"and {len(unique) - MOST_IN_THE_WAY} more"] if len(unique) > MOST_IN_THE_WAY else []
-    return unique[:MOST_IN_THE_WAY] + more or ["nothing is known"]
+    more = [f"and {len(unique) - MAX_IN_THE_WAY} more"] if len(unique) > MAX_IN_THE_WAY else []
+    return unique[:MAX_IN_THE_WAY] + more or ["nothing is known"]
 
 
 def _held(held: dict[str, int]) -> str:

@@ -20,20 +20,20 @@ from hotfuse.profile.records import Flag
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.profile.traffic import NOTHING_SEEN, MaskShare, MeasuredPiece, SizesShare, TrafficSeen
 from hotfuse.runtime.observe.call_sampler import CallSampler
-from hotfuse.runtime.observe.data_sizes import MOST_CALLS, data_sizes
+from hotfuse.runtime.observe.data_sizes import MAX_CALLS, data_sizes
 from hotfuse.runtime.observe.findings import COUNTED, PartitionQuestion, microjoules, questions
 from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.site import Entry
 
-MOST_PIECES = 48
+MAX_PIECES = 48
 """Partitions whose times are told, the slowest."""
-MOST_SIZES = 4
+MAX_SIZES = 4
 """Sizes of calls that are planned for at once: predictions are asked for at each of them."""
 MAIN_KIND_SHARE = 2 / 3
 """Calls of one kind that are a larger part than this of those of late are what a plan is for alone."""
-LEAST_SHARE = 0.05
+MIN_SHARE = 0.05
 """Calls of a size that are a smaller part are not planned for."""
-FEWEST = 4
+MIN_SAMPLES = 4
 """Samples of a mask before anything is said of it; times of partitions are believed as far as they are many."""
 
 
@@ -45,7 +45,7 @@ def traffic_of(sampler: CallSampler, entry: Entry, log: EventLog) -> Callable[[G
     """What is told of an entry's calls when a graph is planned for them: the entry's own, or one made of it. Where that cannot be
     found out, plans are made without it.
     """
-    calls = partial(entry.samples.several, MOST_CALLS if entry.samples.real else 0)
+    calls = partial(entry.samples.several, MAX_CALLS if entry.samples.real else 0)
     sizes = cache(lambda: data_sizes(entry.baseline.graph, entry.weights, calls()))
 
     def told(graph: Graph) -> TrafficSeen:
@@ -63,7 +63,7 @@ def traffic_of(sampler: CallSampler, entry: Entry, log: EventLog) -> Callable[[G
             number, found, names = known
             masks = _masks(found, lambda item: names.item_name(number, item))
             weigh(sampler, entry)
-        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), entry.weighed.told())
+        return TrafficSeen(sizes(), masks, mix_of(entry.samples, graph), entry.weighed.pieces())
 
     return told
 
@@ -74,7 +74,7 @@ def weigh(sampler: CallSampler, entry: Entry) -> None:
     if known is None or plan is entry.baseline:
         return
     number, found, names = known
-    pieces = tuple(map(piece, questions(plan, found, number, names, torch.get_num_threads(), MOST_PIECES)))
+    pieces = tuple(map(piece, questions(plan, found, number, names, torch.get_num_threads(), MAX_PIECES)))
     if plan is entry.plan:  # else they are of a plan that serves no longer
         entry.weighed = entry.weighed.updated(pieces)
 
@@ -95,11 +95,11 @@ def piece(q: PartitionQuestion) -> MeasuredPiece:
 
 def mix_of(samples: CallSamples, graph: Graph) -> tuple[SizesShare, ...]:
     """The sizes that calls of a graph have, where no kind of call is most of them; nothing where they do not fit it."""
-    shares = {s: share for s, share in samples.shares().items() if share >= LEAST_SHARE}
+    shares = {s: share for s, share in samples.shares().items() if share >= MIN_SHARE}
     if len(shares) < 2 or next(iter(shares.values())) > MAIN_KIND_SHARE:
         return ()
     found: list[SizesShare] = []
-    for signature, share in list(shares.items())[:MOST_SIZES]:
+    for signature, share in list(shares.items())[:MAX_SIZES]:
         inputs = samples.inputs(signature)
         if inputs is None or len(inputs) != len(graph.inputs):
             continue
@@ -111,4 +111,4 @@ def mix_of(samples: CallSamples, graph: Graph) -> tuple[SizesShare, ...]:
 
 def _masks(found: GraphSeen, name: Callable[[int], str]) -> tuple[MaskShare, ...]:
     return tuple(MaskShare(name(v.item), round(v.valid.mean, 4), round(v.valid.std, 4), v.valid.n)
-                 for v in found.values if v.flags & Flag.MASK and v.valid.n >= FEWEST)  # fmt: skip
+                 for v in found.values if v.flags & Flag.MASK and v.valid.n >= MIN_SAMPLES)  # fmt: skip

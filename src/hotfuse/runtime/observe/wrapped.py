@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
-from hotfuse.ir.branches import control_name, inside
+from hotfuse.ir.control_bodies import control_name, inside
 from hotfuse.ir.graph import Kind, Node, Value, output_values, values_in
 from hotfuse.lower.run.description import CLOCK, COUNTS, OUTCOMES
 from hotfuse.ops.control import truth

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hotfuse.backends.library import meaning
-from hotfuse.backends.protocol import LEAST_LEFT, RecordingDevice, Replay, Run
+from hotfuse.backends.protocol import MIN_LEFT, RecordingDevice, Replay, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.faults import error_text
@@ -32,24 +32,24 @@ from hotfuse.compile.device.static_caches import StaticCacheGraph, with_static_c
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.serve.kept_memory import KeptMemory
 
-LEAST_ROWS = 128
+MIN_ROWS = 128
 """Of a buffer; larger ones are twice as large as the next smaller."""
 USUAL_ROWS = 512
 """Of buffers that kernels are made for."""
-MOST_ROWS = 1 << 17
-MOST_SETS = 8
+MAX_ROWS = 1 << 17
+MAX_SETS = 8
 """Sets of static caches of one plan: as many texts are continued by replays at once."""
-MOST_MEMORY = 0.125
+MAX_MEMORY = 0.125
 """Part of a device's memory that the buffers and recordings of one plan may hold."""
 SHARE, AT_ONCE_S = 0.05, 0.5
 """Part of the time that recording may take, and seconds of it that need no time before them."""
-SHORT_S, LONGEST_WAIT_S = 60.0, 1.0
+SHORT_S, MAX_WAIT_S = 60.0, 1.0
 """Seconds for which nothing is recorded where memory was short, and that are waited for another thread's replay."""
 
 
 def capacity_for(rows: int) -> int:
     """The rows of the smallest buffer for so many."""
-    return max(LEAST_ROWS, 1 << (rows - 1).bit_length())
+    return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
 class _CacheBuffers:
@@ -129,14 +129,14 @@ class StaticCacheRun:
 
     def __init__(
         self, plain: Run, static: Callable[[int], tuple[StaticCacheGraph, Run]], device: RecordingDevice,
-        differ: Callable[[Sequence[Any], Sequence[Any]], str], in_background: Callable[[], bool], usual: int = LEAST_ROWS,
+        differ: Callable[[Sequence[Any], Sequence[Any]], str], in_background: Callable[[], bool], usual: int = MIN_ROWS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`plain` runs any call kernel by kernel. `static` gives the graph on buffers of so many rows, and its kernels; `differ`
         says how results of a replay differ from the kernels'. Shorter texts have `usual` rows: kernels were made for those."""
         self._plain, self._static, self._device, self._differ = plain, static, device, differ
         self._in_background, self._usual, self._clock = in_background, usual, clock
-        first, _ = static(LEAST_ROWS)
+        first, _ = static(MIN_ROWS)
         self._inputs = [(g.input, g.dim) for g in first.growths]
         self._rows = first.rows
         self._made: dict[int, tuple[StaticCacheGraph, Run]] = {}
@@ -231,7 +231,7 @@ class StaticCacheRun:
         kind = (rows, *[(t.shape[:d], t.shape[d + 1 :], t.dtype) for t, (_, d) in zip(pasts, self._inputs, strict=True)])
         self._met[kind] = self._met.get(kind, 0) + 1
         late = self._spent > AT_ONCE_S + SHARE * (begin - self._begin)
-        if self._met[kind] < 2 or late or rows > MOST_ROWS or not self._may_hold(rows, pasts):
+        if self._met[kind] < 2 or late or rows > MAX_ROWS or not self._may_hold(rows, pasts):
             return
         try:
             self._record(rows, pasts, length, inputs)
@@ -245,9 +245,9 @@ class StaticCacheRun:
     def _may_hold(self, rows: int, pasts: Sequence[torch.Tensor]) -> bool:
         """Whether there may be another set; the one that was not used for the longest gives way."""
         more = sum(t.numel() * t.element_size() // max(1, t.shape[d]) * rows for t, (_, d) in zip(pasts, self._inputs, strict=True))
-        most = min(MOST_MEMORY * self._device.total(), (self._held() + self._device.free()) / (1 + LEAST_LEFT))
+        most = min(MAX_MEMORY * self._device.total(), (self._held() + self._device.free()) / (1 + MIN_LEFT))
         unused = sorted((s for s in self._sets if s.free()), key=lambda s: s.used)
-        while self._sets and (len(self._sets) >= MOST_SETS or self._held() + more > most):
+        while self._sets and (len(self._sets) >= MAX_SETS or self._held() + more > most):
             if not unused:
                 return False
             self._device.drain()
@@ -280,7 +280,7 @@ class StaticCacheRun:
 
     def let_go(self) -> bool:
         """Memory is short: buffers that nobody reads go, and for a minute there are no others; whether there were any."""
-        if not self._sets or not self._lock.acquire(timeout=LONGEST_WAIT_S):
+        if not self._sets or not self._lock.acquire(timeout=MAX_WAIT_S):
             return False
         try:
             self._device.drain()

@@ -29,7 +29,7 @@ from hotfuse.runtime.serve.backoff import Backoff
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.specialize.packing import PackedInput
 
-LEAST_ROWS = 64
+MIN_ROWS = 64
 """Capacities are multiples of it."""
 STEPS = 16
 """Capacities between a number and its double."""
@@ -39,7 +39,7 @@ BUCKET_SLACK = 8
 """A bucket may be larger by this part of itself."""
 GENERATED_SLACK = 6
 """The same of the bucket that kernels were generated for: those save more than the rows that are computed for nobody."""
-MOST_BUCKETS = 1024
+MAX_BUCKETS = 1024
 REMEMBERED = 64
 """Packed calls whose capacities the next one is expected to stay within."""
 REST_AFTER_WRONG = 64
@@ -50,7 +50,7 @@ _FACTS = (Padded.EMPTY, Padded.NUMBERS, Padded.POSITION, Padded.INDEX, Padded.LA
 
 def capacity(live: int, rows: int) -> int:
     """Rows that a recording for so many live ones has places for."""
-    step = max(LEAST_ROWS, (1 << max(0, live.bit_length() - 1)) // STEPS)
+    step = max(MIN_ROWS, (1 << max(0, live.bit_length() - 1)) // STEPS)
     return max(1, min(rows, -(-live // step) * step))
 
 
@@ -265,7 +265,7 @@ class DevicePackedRun:
             larger = [n for n, times in used.items() if rows < n <= rows + rows // BUCKET_SLACK and times >= TO_RECORD]
             first = self.usual if rows <= self.usual <= rows + rows // BUCKET_SLACK else rows
             rows = min(larger, default=first)
-        if rows in used or len(used) < MOST_BUCKETS:
+        if rows in used or len(used) < MAX_BUCKETS:
             used[rows] += 1
         return rows
 

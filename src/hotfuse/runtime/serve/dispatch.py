@@ -33,7 +33,7 @@ Job = Callable[[], None]
 Retire = Callable[[object, Job], None]
 THRASHING = 2
 """Times the limit that cases may be thrown out before a site is generic."""
-MOST_MISSES = 64
+MAX_MISSES = 64
 """Facts that misses are counted by; those of further ones are counted together. Facts hold sizes, which random shapes never end."""
 OTHERS = "other facts"
 PAID = 32
@@ -369,9 +369,9 @@ class InlineCache(Generic[T]):
 
 def _commonest(misses: Counter[str]) -> Counter[str]:
     """The same number of misses by fewer facts."""
-    if len(misses) <= MOST_MISSES:
+    if len(misses) <= MAX_MISSES:
         return misses
     own = [(fact, n) for fact, n in misses.most_common() if fact != OTHERS]
-    kept = Counter(dict(own[: MOST_MISSES - 1]))
-    kept[OTHERS] = misses[OTHERS] + sum(n for _, n in own[MOST_MISSES - 1 :])
+    kept = Counter(dict(own[: MAX_MISSES - 1]))
+    kept[OTHERS] = misses[OTHERS] + sum(n for _, n in own[MAX_MISSES - 1 :])
     return kept

@@ -28,9 +28,9 @@ import torch
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
 
-MOST_CONTENTS = 4
+MAX_CONTENTS = 4
 """Contents of the repeated inputs for which results are kept."""
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Memory for them, the copies of inputs included."""
 IN_VAIN = 3
 """Contents in a row that were kept when they first came and did not come again; others then have to come twice. Computing apart
@@ -39,7 +39,7 @@ WEIGHED = 32
 """Calls whose times are added up: if they took longer than the plan there was, nothing is kept for a while either."""
 OUTLIER = 3.0
 """Times as long as usual that a call counts for at most: what took longer was interrupted."""
-FIRST_REST, MOST_DOUBLED = 16, 6
+FIRST_REST, MAX_DOUBLED = 16, 6
 """Calls of the first such while, and how often it is doubled at most."""
 DOUBLED_IN_VAIN = 4
 """The same where inputs did not come again: looking at the few calls behind a while costs next to nothing, so traffic that returns
@@ -180,7 +180,7 @@ class RepeatedInputs:
         self._weighed += 1
         if self._weighed >= WEIGHED:
             if self._balance_s < 0:
-                self._stop(MOST_DOUBLED)
+                self._stop(MAX_DOUBLED)
                 self._known = ()
             else:
                 self._balance_s, self._weighed, self._doubled = 0.0, 0, 0
@@ -207,7 +207,7 @@ class RepeatedInputs:
             self._noted = () if again else self._noted
             self._newest = found = self._computed(mine)
             if not self._known:  # it is too large to be kept
-                self._stop(MOST_DOUBLED)
+                self._stop(MAX_DOUBLED)
             return found
         self._in_vain += 1
         if self._in_vain > NOTED:
@@ -225,12 +225,12 @@ class RepeatedInputs:
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         size = sum(c.bytes for c in copies) + sum(t.numel() * t.element_size() for t in tensors)
         made = KeptResults(copies, values, frozenset(t.untyped_storage().data_ptr() for t in tensors), size)
-        room, kept = MOST_BYTES - size, list[KeptResults]()
-        for k in self._known[: MOST_CONTENTS - 1]:
+        room, kept = MAX_BYTES - size, list[KeptResults]()
+        for k in self._known[: MAX_CONTENTS - 1]:
             room -= k.bytes
             if room >= 0:
                 kept.append(k)
-        self._known = (made, *kept) if size <= MOST_BYTES else ()
+        self._known = (made, *kept) if size <= MAX_BYTES else ()
         return made
 
     def _stop(self, most_doubled: int = DOUBLED_IN_VAIN) -> None:
@@ -241,7 +241,7 @@ class RepeatedInputs:
         self._resting, self._behind_whole = FIRST_REST << min(self._doubled, most_doubled), True
         self._times.clear()
         self._cold.clear()
-        self._doubled = min(self._doubled + 1, MOST_DOUBLED)
+        self._doubled = min(self._doubled + 1, MAX_DOUBLED)
 
     @property
     def bytes(self) -> int:

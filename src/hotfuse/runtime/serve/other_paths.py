@@ -26,7 +26,7 @@ MAX_DOUBLED = 6
 FIRST_MISSES, MIN_PART = 3, 1 / 16
 """Misses, and which part of the calls of late, from which on a further path is worth a capture."""
 NOTHING = nullcontext()
-LOOKS = 16
+RECORDED_CALLS = 16
 """Calls that are recorded to find one of another path, where kept calls took one: one in `1 / MIN_PART` does."""
 
 
@@ -88,7 +88,7 @@ class PathBalance:
     def vetted(self, fit: int, strayed: int) -> None:
         """Of kept calls that the model's own code answered, so many take a path that the graph has, and so many another one."""
         if strayed >= MIN_PART * (fit + strayed) and strayed:
-            self.unmet = LOOKS
+            self.unmet = RECORDED_CALLS
 
     def has(self, path: Path) -> bool | None:
         """Whether the graph has the path of a call that read this; None where only what was asked of the numbers tells."""

@@ -27,9 +27,9 @@ from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.contest import LiveContest
 from hotfuse.runtime.tierup.race import Trial
 
-MOST_KINDS = 256
+MAX_KINDS = 256
 """Kinds of calls that are remembered; the one not seen for the longest is forgotten."""
-MOST_PLACES = 16
+MAX_PLACES = 16
 """Addresses that written arguments of otherwise equal calls have had without one of them being replayed, before it is given up."""
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 Rebuild = Callable[[tuple[Any, ...], Sequence[Any]], Any]
@@ -135,13 +135,13 @@ class OwnKinds:
         """Whether nobody has looked so far at what calls of this structure do to the lists, dicts and objects they are given."""
         if not call.holders or call.kind.structure in self._seen:
             return False
-        if len(self._seen) < MOST_KINDS:
+        if len(self._seen) < MAX_KINDS:
             self._seen.add(call.kind.structure)
         return True
 
     def never(self, kind: OwnKind) -> None:
         """Calls of this structure are not looked at again."""
-        if len(self._never) < MOST_KINDS:
+        if len(self._never) < MAX_KINDS:
             self._never.add(kind.structure)
 
     def meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OwnCall | None:
@@ -197,7 +197,7 @@ class OwnKinds:
     def _remember(self, key: Any, kind: OwnKind) -> OwnKind:
         with self._lock:
             kind = self._kinds.setdefault(key, kind)
-            for old, other in list(self._kinds.items())[: max(0, len(self._kinds) - MOST_KINDS)]:
+            for old, other in list(self._kinds.items())[: max(0, len(self._kinds) - MAX_KINDS)]:
                 if other.recording is None:
                     del self._kinds[old]
         return kind

@@ -38,7 +38,7 @@ from hotfuse.machine.heap import heap
 from hotfuse.runtime.background import Job
 from hotfuse.runtime.serve.device_caches import let_go_of_static_caches
 from hotfuse.runtime.serve.own_effects import contents_of, global_hooks, single_numbers
-from hotfuse.runtime.serve.own_kinds import MOST_PLACES, OwnCall, OwnKind, OwnKinds
+from hotfuse.runtime.serve.own_kinds import MAX_PLACES, OwnCall, OwnKind, OwnKinds
 from hotfuse.runtime.serve.own_run import ChangesArguments, NoticesRecording, OwnRun, answered_and_unchanged
 from hotfuse.runtime.tierup.audit import Audit, why_not
 from hotfuse.runtime.tierup.contest import LiveContest
@@ -51,21 +51,21 @@ WARM_UPS = 2
 """Calls of a kind before the one that records: their kernels are loaded, and their sizes recur."""
 PROOFS = 2
 """Calls that a recording is compared on: the one it was made of, and another one's data."""
-MOST_RECORDINGS = 8
-MOST_MEMORY = 0.125
+MAX_RECORDINGS = 8
+MAX_MEMORY = 0.125
 """Part of a device's memory that recordings of one model may hold."""
 SHARE, AT_ONCE_S = 0.05, 0.5
 """Part of the time that recording may take, and seconds of it that need no time before them: an eager call of a large model and
 what is compared of it may well take a tenth of a second."""
-MOST_PUT_OFF = 200
+MAX_PUT_OFF = 200
 """Calls of a kind that are not recorded because a job has the interpreter lock: every operator would wait for it."""
-LONGEST_REST = 255
+MAX_REST = 255
 """Calls in a row that are not looked at where there is nothing to replay."""
-SHORT_S, LONGEST_WAIT_S = 60.0, 1.0
+SHORT_S, MAX_WAIT_S = 60.0, 1.0
 """Seconds for which nothing is recorded where memory was short, and that are waited for another thread's replay."""
 IDLE_S = 300.0
 """Recordings that no call has used for so long are let go when nobody calls."""
-MOST_CHANGES = 4
+MAX_CHANGES = 4
 """Changes of the model with no replay between them, after which it is left alone."""
 _WHAT = "the model's own kernels, recorded"
 
@@ -145,7 +145,7 @@ class OwnRecordings:
     def _answered(self, call: OwnCall | None, args: tuple[Any, ...], kwargs: dict[str, Any], entered: float) -> Any:
         if call is None or (kind := call.kind).refused:
             if self.counts["recorded"] == self.counts["dropped"]:
-                self._rest = self._unlooked = min(2 * self._rest + 1, LONGEST_REST)
+                self._rest = self._unlooked = min(2 * self._rest + 1, MAX_REST)
             return self._call(*args, **kwargs)
         self._rest = 0
         device = self._device(call.tensors[0].device)
@@ -248,7 +248,7 @@ class OwnRecordings:
         """A call of a kind that is not recorded: once it recurs, this one is. What won a race elsewhere needs not recur."""
         kind = call.kind
         kind.met += 1
-        if kind.of is not None and kind.of.places > MOST_PLACES:
+        if kind.of is not None and kind.of.places > MAX_PLACES:
             self._refuse(kind, Why.STATEFUL, "it writes its arguments, which lie elsewhere in every call")
             return self._call(*call.args, **call.kwargs)
         self._ask_for_guard()
@@ -258,7 +258,7 @@ class OwnRecordings:
         early = kind.met <= WARM_UPS and kind.trial is None
         if early or self._guard is None or late or not self._unchanged():
             return self._call(*call.args, **call.kwargs)
-        if kind.put_off < MOST_PUT_OFF and self._disturbed():
+        if kind.put_off < MAX_PUT_OFF and self._disturbed():
             kind.put_off += 1
             self.counts["put_off"] += 1
             return self._call(*call.args, **call.kwargs)
@@ -311,7 +311,7 @@ class OwnRecordings:
             made, kind.rebuild = run.recorded(self._call, guard, held)
             run.prove(made, self._settings.rtol)
             because = too_large(device)
-            if (held_bytes := device.held()) > MOST_MEMORY * device.total():
+            if (held_bytes := device.held()) > MAX_MEMORY * device.total():
                 because = f"its recordings would hold {held_bytes >> 20} MiB of the device"
             if because:
                 raise CaptureError("a call cannot be recorded", because=because, why=Why.TOO_MUCH_MEMORY)
@@ -430,7 +430,7 @@ class OwnRecordings:
                 self._forget()
                 self._log.decide(Action.DROP, Why.MODEL_CHANGED, self._model.name, what=_WHAT)
                 self._changes += 1
-                if self._changes >= MOST_CHANGES:
+                if self._changes >= MAX_CHANGES:
                     self._leave_alone(Why.STATEFUL, "the model changes between calls")
         return False
 
@@ -453,7 +453,7 @@ class OwnRecordings:
     def _make_room(self) -> None:
         """Of many recordings the one that was not used for the longest goes."""
         recorded = sorted((k for k in self._kinds if k.recording is not None), key=lambda k: k.used)
-        for kind in recorded[: max(0, len(recorded) - MOST_RECORDINGS)]:
+        for kind in recorded[: max(0, len(recorded) - MAX_RECORDINGS)]:
             self._drop(kind)
             kind.met, kind.trial = 0, None
 
@@ -483,7 +483,7 @@ class OwnRecordings:
 
     def let_go(self) -> bool:
         """Memory is short: recordings go, and for a minute there are no others; whether there were any."""
-        if self.counts["recorded"] == self.counts["dropped"] or not self._lock.acquire(timeout=LONGEST_WAIT_S):
+        if self.counts["recorded"] == self.counts["dropped"] or not self._lock.acquire(timeout=MAX_WAIT_S):
             return False
         try:
             for kind in self._kinds:

@@ -15,7 +15,7 @@ from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.runtime.serve.speculate import Ask
 
-MOST_NODES = 16
+MAX_NODES = 16
 """Beyond that torch's operators are not slower."""
 _INTEGERS = {DType.I64: 63, DType.I32: 31, DType.I16: 15, DType.I8: 7}
 """With the bits that a number may have."""
@@ -24,10 +24,10 @@ _LOGIC = {"logical_and": "and", "logical_or": "or", "bitwise_and": "and", "bitwi
 _NOT = ("logical_not", "bitwise_not")
 
 
-def asked(graph: Graph, condition: int, names: tuple[str, ...], weights: Mapping[str, Any]) -> Ask | None:
+def scalar_condition(graph: Graph, condition: int, names: tuple[str, ...], weights: Mapping[str, Any]) -> Ask | None:
     """The output `condition` of a graph as a function of the inputs `names`, of which the graph reads some; None where it is
     anything but logic of single integers."""
-    if not 0 < len(graph.nodes) <= MOST_NODES:
+    if not 0 < len(graph.nodes) <= MAX_NODES:
         return None
     bound = {p.value.name: weights[p.key] for p in graph.params if _single(p.value)}
     given = [*graph.inputs, *(p.value for p in graph.params)]

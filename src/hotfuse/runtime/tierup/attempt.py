@@ -24,7 +24,7 @@ from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, CompileProgr
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.observe.control_outcomes import MOST_CALLS as CALLS_ASKED
+from hotfuse.runtime.observe.control_outcomes import MAX_CALLS as CALLS_ASKED
 from hotfuse.runtime.observe.control_outcomes import outcomes_of
 from hotfuse.runtime.observe.traffic import traffic_of
 from hotfuse.runtime.plan import Plan
@@ -39,7 +39,7 @@ from hotfuse.specialize.table import BRANCH, AttemptKey
 
 PROVEN_ON = 4
 """Kinds of calls a plan is proven on."""
-MOST_CALLS = 2 / 3
+MAX_CALLS = 2 / 3
 """Calls of one kind that are a larger part than this of those of late are what a compilation is for."""
 
 Weights = Mapping[str, torch.Tensor]
@@ -199,7 +199,7 @@ def _outcomes(context: AttemptContext, entry: Entry) -> Callable[[], Outcomes]:
 def _most(samples: CallSamples) -> list[tuple[int, ...]] | None:
     """The shapes of inputs that most calls bring of late; None where no kind of calls is most, or none of it is kept."""
     signature, share = next(iter(samples.shares().items()), ((), 0.0))
-    inputs = samples.inputs(signature) if share > MOST_CALLS else None
+    inputs = samples.inputs(signature) if share > MAX_CALLS else None
     return None if inputs is None else [tuple(t.shape) for t in inputs]
 
 

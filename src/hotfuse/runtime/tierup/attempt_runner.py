@@ -20,7 +20,7 @@ from hotfuse.machine.huge_pages import huge_pages
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.site import MOST_REFUSED, Entry, WonRace
+from hotfuse.runtime.site import MAX_REFUSED, Entry, WonRace
 from hotfuse.runtime.tierup.attempt import (
     Attempt,
     AttemptContext,
@@ -207,7 +207,7 @@ class AttemptRunner:
         before, after = (evidence.get(us) for us in ("us_before", "us_after"))
         if isinstance(before, int | float) and isinstance(after, int | float):
             entry.won[attempt.key] = WonRace(float(before), float(after), time.time())
-            for oldest in list(entry.won)[:-MOST_REFUSED]:
+            for oldest in list(entry.won)[:-MAX_REFUSED]:
                 entry.won.pop(oldest, None)
         self._context.decide(Action.DEPLOY, why, **evidence)
         self._plans.release(entry)

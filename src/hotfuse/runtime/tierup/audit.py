@@ -30,7 +30,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.tierup.race import ALPHA, growth
-from hotfuse.runtime.tierup.turns import MOST_KEYS, NEW, OLD, Key, Round, Turns
+from hotfuse.runtime.tierup.turns import MAX_KEYS, NEW, OLD, Key, Round, Turns
 
 BUDGET = 0.005
 """The part of the calls' time that rounds may cost."""
@@ -175,7 +175,7 @@ class Audit:
         return self._turns.next(key)
 
     def _goes_on(self, key: Key, now: float) -> None:
-        if len(self._half_at) >= MOST_KEYS and key not in self._half_at:
+        if len(self._half_at) >= MAX_KEYS and key not in self._half_at:
             self._half_at.clear()
         self._half_at[key] = now
 

@@ -15,10 +15,10 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.branches import control_name
+from hotfuse.ir.control_bodies import control_name
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import BetCount, Condition, Plan
-from hotfuse.runtime.serve.scalar_conditions import asked
+from hotfuse.runtime.serve.scalar_conditions import scalar_condition
 from hotfuse.runtime.serve.speculate import BranchSide, OutcomeHits, betting
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.specialize.branches import Speculation, conditions, speculate
@@ -53,7 +53,7 @@ class BranchBet:
     def plan(self, graph: Graph) -> Plan:
         """The whole as a plan of tier 2 for the graph it was made of: one partition, which hides what is behind the condition."""
         sides = {o: BranchSide(p.run, len(p.graph.inputs) > len(graph.inputs)) for o, p in self.hot.items()}
-        ask = asked(self.prefix.graph, self.condition, tuple(v.name for v in graph.inputs), self.prefix.weights)
+        ask = scalar_condition(self.prefix.graph, self.condition, tuple(v.name for v in graph.inputs), self.prefix.weights)
         cold = BranchSide(self.cold, self.given)
         telling = partial(betting, self.prefix.run, self.takes, self.condition, sides, cold, self.outcomes, ask)
         run = telling()

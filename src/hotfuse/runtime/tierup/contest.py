@@ -22,7 +22,7 @@ from hotfuse.runtime.tierup.turns import NEW, OLD, Key, Turns
 if TYPE_CHECKING:
     from hotfuse.runtime.plan import Plan
 
-MOST_LIVE_ROUNDS = 400
+MAX_LIVE_ROUNDS = 400
 """What calls have not decided by then is refused."""
 BADLY = 2.0
 """A round in which the new one takes so many times as long was lost badly."""
@@ -77,7 +77,7 @@ class LiveContest:
         elif rounds <= 16 or rounds % max(1, rounds >> 3) == 0:  # a look at any of them is allowed, and each takes its time
             won = growth(wins, rounds) >= 1 / ALPHA or by_far(self._rounds)
             lost = growth(rounds - wins, rounds) >= 1 / ALPHA
-            if won or lost or rounds >= MOST_LIVE_ROUNDS:
+            if won or lost or rounds >= MAX_LIVE_ROUNDS:
                 self._end(won=won, decided=won or lost)
 
     def _end(self, *, won: bool, decided: bool) -> None:

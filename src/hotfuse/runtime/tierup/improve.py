@@ -295,7 +295,7 @@ class Improver:
         """Whether a specialization of these rows was begun: of those proposed, the one that is expected to save most."""
         if not self._specializes:
             return False
-        from hotfuse.runtime.tierup.proposals import LEAST_VALUE, proposals
+        from hotfuse.runtime.tierup.proposals import MIN_VALUE, proposals
 
         proposed = proposals(self._context, site, entry, self._history.outcomes, rows)
         if proposed and self._recalls_races():
@@ -304,7 +304,7 @@ class Improver:
             if found.key.row == SIZES and not self._promising(entry, Strategy.SPECIALIZE, found.key):
                 continue
             value = found.value(self._history.outcomes)
-            if value < LEAST_VALUE:
+            if value < MIN_VALUE:
                 said = f"{value:.2%} of the calls' time may be saved"
                 self._context.refuse(entry, found.key, Why.UNPROMISING, said, row=found.key.row,
                                      share=round(found.share, 3), value=round(value, 4))  # fmt: skip

@@ -30,10 +30,10 @@ from hotfuse.runtime.tierup.contest import BADLY, PlanContest
 from hotfuse.runtime.tierup.lull import POLL_S, Computing, Lull
 from hotfuse.runtime.tierup.objective import Race
 from hotfuse.runtime.tierup.own_code import decided
-from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, HALVED, MARGIN, Trial
+from hotfuse.runtime.tierup.race import HALVED, MARGIN, MIN_RACE_ROUNDS, Trial
 from hotfuse.specialize.table import PLACED
 
-LIVE_S, MOST_LIVE_S, MIN_ROUNDS = 20.0, 120.0, 8
+LIVE_S, MAX_LIVE_S, MIN_ROUNDS = 20.0, 120.0, 8
 """Seconds that live calls have to decide; slow ones have longer, until there are a few rounds."""
 RARE_S, RARE_SHARE = 1.0, 0.25
 """Where calls have decided nothing after so many seconds and took no more than such a part of them, they are rare, and other jobs
@@ -50,7 +50,7 @@ PAUSE_S = 0.5
 """Longest wait for another pause between two rounds beside."""
 BASELINE_S = 2.0
 """Seconds that the race between tier 0 and the model's own code may go on when a better plan waits for it."""
-BASELINE_ROUNDS = FEWEST_ROUNDS
+BASELINE_ROUNDS = MIN_RACE_ROUNDS
 """Rounds of that race after which a better plan waits no longer. Two that are equally fast would never be told apart, and it makes
 no difference then which of them the better plan has to beat."""
 
@@ -176,7 +176,7 @@ def _decided_soon(contest: PlanContest) -> bool:
 def _late(contest: PlanContest, begun: float, *, live: bool) -> bool:
     """Whether calls have had their time."""
     gone = time.monotonic() - begun
-    return gone >= (SUSPECT_S if not live else MOST_LIVE_S if contest.rounds < MIN_ROUNDS else LIVE_S)
+    return gone >= (SUSPECT_S if not live else MAX_LIVE_S if contest.rounds < MIN_ROUNDS else LIVE_S)
 
 
 def _handicap(entry: Entry, contest: PlanContest) -> float:

@@ -25,7 +25,7 @@ from hotfuse.runtime.tierup.race import MARGIN, Trial
 
 SLOWER = 1.5
 """What less memory may cost in time."""
-LOOKS = 5
+TIMED_CALLS = 5
 """Calls that tell the time where a race was about energy."""
 
 
@@ -115,8 +115,8 @@ def _bytes(plan: Plan, rival: Plan, settings: Settings) -> int:
 def _wall_us(plan: Plan, call: Sequence[torch.Tensor]) -> float:
     times: list[float] = []
     with torch.no_grad():
-        for _ in range(LOOKS):
+        for _ in range(TIMED_CALLS):
             begin = time.perf_counter()
             plan.run(*call)
             times.append(time.perf_counter() - begin)
-    return sorted(times)[LOOKS // 2] * 1e6
+    return sorted(times)[TIMED_CALLS // 2] * 1e6

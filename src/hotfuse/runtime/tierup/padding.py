@@ -37,7 +37,7 @@ from hotfuse.specialize.packing import Packing, packed_graph
 from hotfuse.specialize.row_demands import CannotPack
 from hotfuse.specialize.table import PADDING, AttemptKey, row
 
-MOST_LIVE = 1 - row(PADDING).share
+MAX_LIVE = 1 - row(PADDING).share
 """The mean share of live rows above which nobody tries."""
 MIN_CALLS = 3
 """Kept calls that have to be seen."""
@@ -149,7 +149,7 @@ def _first_packer(
             continue
         packer = _packer(graph, given, replace(packing, graph=simplify(packing.graph)[0]), derived, weights)
         mean = statistics.fmean(packer.share(c) for c in calls)
-        if mean > MOST_LIVE:
+        if mean > MAX_LIVE:
             most = max(most, mean)
         elif best is None or packing.products * (1 - mean) > best[0]:
             best = packing.products * (1 - mean), packer

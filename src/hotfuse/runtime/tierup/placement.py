@@ -26,9 +26,9 @@ from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange
 from hotfuse.specialize.table import PLACED
 
-MOST_OF_FREE = 0.5
+MAX_OF_FREE = 0.5
 """Part of a device's free memory that copies of weights may take."""
-WORTH_IT = 0.8
+MAX_TIME_RATIO = 0.8
 """Part of what calls take now that a prediction must stay below."""
 
 
@@ -60,11 +60,11 @@ def placed_elsewhere(context: AttemptContext, entry: Entry) -> Attempt | None:
         "device": str(device), "us_predicted": round(cost.total_s * 1e6, 1), "us_transfers": round(cost.transfer_s * 1e6, 1),
         "us_now": round(now_us, 1), "rates": "measured" if rates.measured else "stated",
     }
-    if cost.weight_bytes > MOST_OF_FREE * free:
+    if cost.weight_bytes > MAX_OF_FREE * free:
         said = f"its weights take {cost.weight_bytes >> 20} MiB, {free >> 20} are free"
         context.refuse(entry, PLACED, Why.TOO_MUCH_MEMORY, said, **predicted)
         return None
-    if now_us and cost.total_s * 1e6 > WORTH_IT * now_us:
+    if now_us and cost.total_s * 1e6 > MAX_TIME_RATIO * now_us:
         said = f"{cost.total_s * 1e6:.0f} us predicted instead of {now_us:.0f}"
         context.refuse(entry, PLACED, Why.UNPROMISING, said, **predicted)
         return None

@@ -12,14 +12,14 @@ from functools import partial
 
 from hotfuse.base.events import EvidenceValue, Why
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.branches import control_name
+from hotfuse.ir.control_bodies import control_name
 from hotfuse.profile.predict import ALL
 from hotfuse.profile.records import Flag
 from hotfuse.profile.snapshot import GraphSeen, ValueSeen
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext, sizes_of
 from hotfuse.runtime.tierup.bets import BranchLayer
-from hotfuse.runtime.tierup.layers.distinct_rows import MOST_DISTINCT, distinct_share
+from hotfuse.runtime.tierup.layers.distinct_rows import MAX_DISTINCT, distinct_share
 from hotfuse.runtime.tierup.layers.open_mask import open_mask
 from hotfuse.runtime.tierup.layers.repeated import repeated_inputs
 from hotfuse.runtime.tierup.padding import MIN_CALLS, PaddingLayer, enough_seen, may_be_padded
@@ -34,16 +34,16 @@ from hotfuse.runtime.tierup.tier2 import (
     without_padding,
     without_rows,
 )
-from hotfuse.runtime.tierup.tiers import FEWEST, recurring
+from hotfuse.runtime.tierup.tiers import MIN_SAMPLES, recurring
 from hotfuse.specialize import table
 from hotfuse.specialize.branches import conditions
 from hotfuse.specialize.masks import all_alike
 from hotfuse.specialize.outcomes import SpecializationOutcomes
 from hotfuse.specialize.table import AttemptKey, branch_key, sizes_key
 
-LEAST_VALUE = 0.005
+MIN_VALUE = 0.005
 """Part of the calls' time that a specialization must be expected to save: less is not worth a compile."""
-LEAST_OTHERS = 0.1
+MIN_OTHERS = 0.1
 """Part of the calls of late that must be mostly live rows for kernels that compute all of them, where packing came first."""
 
 
@@ -74,7 +74,7 @@ def _branch(context: AttemptContext, site: Site, entry: Entry) -> Proposal | Non
     for at in conditions(graph):
         name = control_name(graph.nodes[at])
         seen = context.plans.call_sampler.predictable(entry.key, "branch", name)
-        if seen is None or seen[1] < table.row(table.BRANCH).share or seen[2] < FEWEST:
+        if seen is None or seen[1] < table.row(table.BRANCH).share or seen[2] < MIN_SAMPLES:
             continue
         outcome = bool(seen[0])
         placed = next((x for x in entry.layers if isinstance(x, BranchLayer)), None)
@@ -93,7 +93,7 @@ def _branch(context: AttemptContext, site: Site, entry: Entry) -> Proposal | Non
 
 def _repeated(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
     """Inputs that come again while others change."""
-    if any(x.key.row == table.REPEATED for x in entry.layers) or not entry.repeats.due(FEWEST):
+    if any(x.key.row == table.REPEATED for x in entry.layers) or not entry.repeats.due(MIN_SAMPLES):
         return None
     call = entry.samples.inputs()
     found = None if call is None else repeated_inputs(entry.baseline.graph, entry.repeats, call)
@@ -108,10 +108,10 @@ def _repeated(context: AttemptContext, site: Site, entry: Entry) -> Proposal | N
 def _duplicates(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
     """Batches in which rows come twice; kept calls are looked through now and then."""
     key = AttemptKey(table.DUPLICATES)
-    if key in entry.refused or any(x.key == key for x in entry.layers) or entry.samples.taken % FEWEST:
+    if key in entry.refused or any(x.key == key for x in entry.layers) or entry.samples.taken % MIN_SAMPLES:
         return None
     share = distinct_share(entry.baseline.graph, entry.samples.several(MIN_CALLS))
-    if share > MOST_DISTINCT:
+    if share > MAX_DISTINCT:
         return None
     evidence = {"what": table.DUPLICATES, "distinct": round(share, 3), "samples": entry.samples.taken}
     return Proposal(key, 1 - share, 1.0, partial(without_duplicates, context, site, entry, share), evidence)
@@ -169,7 +169,7 @@ def _padding(context: AttemptContext, site: Site, entry: Entry) -> Proposal | No
         saves = _hidden(context.plans.call_sampler.seen(entry.key))
         return Proposal(key, saves, 1.0, attempt) if packs(context, entry) else None
     others = max((count().outgrown for of, count in entry.plan.bets if of == key), default=0.0)
-    if placed.compiled or PADDED_CALLS in entry.refused or others < LEAST_OTHERS:
+    if placed.compiled or PADDED_CALLS in entry.refused or others < MIN_OTHERS:
         return None
     evidence = {"what": str(PADDED_CALLS), "share": round(others, 3)}
     saves = table.row(table.PADDING).saves
@@ -183,7 +183,7 @@ def _zero_rows(context: AttemptContext, site: Site, entry: Entry) -> Proposal | 
         return None
     worth = [(_multiplies(context, entry, v), max(v.zero_rows.mean, v.zero.mean)) for v in seen.values] if seen is not None else []
     saves, share = max(worth, key=lambda w: w[0] * w[1], default=(table.row(key.row).saves, 0.0))
-    if saves * share < LEAST_VALUE:  # zeros of what no product multiplies, a mask say; what products multiply may not be seen yet
+    if saves * share < MIN_VALUE:  # zeros of what no product multiplies, a mask say; what products multiply may not be seen yet
         return None
     return Proposal(key, saves, share, partial(without_rows, context, site, entry))
 

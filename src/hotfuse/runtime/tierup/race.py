@@ -30,7 +30,7 @@ MARGIN = 0.97
 """What counts as faster: below this fraction of the other's time in the same round."""
 ALPHA = 0.05
 """Chance of deploying a plan that is not faster in most rounds."""
-FEWEST_ROUNDS, MOST_ROUNDS = 5, 200
+MIN_RACE_ROUNDS, MAX_ROUNDS = 5, 200
 """However short the time, enough rounds that one that wins them all can pass; however long it is, an end."""
 OVERTIME = 8.0
 """Times its budget that a race may take which the new one leads, and nobody has won."""
@@ -119,7 +119,7 @@ def _race(
             won = growth(wins, rounds) >= 1 / ALPHA or by_far(list(zip(*times, strict=True)))
             lost = growth(rounds - wins, rounds) >= 1 / ALPHA
             # however short the time, rounds are enough for one that wins them all, unless others are in the way for long
-            over = rounds >= MOST_ROUNDS or (late and (rounds >= FEWEST_ROUNDS or turn >= 2 * FEWEST_ROUNDS + len(before)))
+            over = rounds >= MAX_ROUNDS or (late and (rounds >= MIN_RACE_ROUNDS or turn >= 2 * MIN_RACE_ROUNDS + len(before)))
             if won or lost or over:
                 us = [median(t) * 1e6 if t else 0.0 for t in times]
                 return Trial(us[0], us[1], rounds, won, won or lost)

@@ -22,7 +22,7 @@ from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.tierup.tiers import FEWEST
+from hotfuse.runtime.tierup.tiers import MIN_SAMPLES
 from hotfuse.specialize.table import ZERO_ROWS, row
 
 MIN_ZERO_SHARE = row(ZERO_ROWS).share
@@ -33,7 +33,7 @@ _LEFT = {"aten.linear": ("input", "weight"), "aten.addmm": ("mat1", "mat2"), "at
 
 def suspected(seen: GraphSeen | None) -> bool:
     """Whether sampled calls show so many zeros that some product's rows may be zero."""
-    if seen is None or seen.samples < FEWEST:
+    if seen is None or seen.samples < MIN_SAMPLES:
         return False
     return any(max(v.zero_rows.mean, v.zero.mean) >= MIN_ZERO_SHARE for v in seen.values)
 

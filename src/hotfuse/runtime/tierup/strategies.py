@@ -36,13 +36,13 @@ from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange
 from hotfuse.specialize.table import AGAINST, REPLANNED, AttemptKey
 
-WORTH = 0.2
+MIN_TIME_SHARE = 0.2
 """Part of the time that the slowest partition must take for a plan to be made anew because of it."""
-LEAST_PROMISE = 0.2
+MIN_PROMISE = 0.2
 """A strategy that helps more seldom against a bottleneck is not tried any more."""
 MOVED = 0.15
 """Part of the time that must lie elsewhere than a plan was planned by for its graph to be planned again."""
-MOST_REPLANS = 3
+MAX_REPLANS = 3
 """Times that a graph is planned again by weights until something else changes: groupings that measure alike must not take turns."""
 _S = Strategy
 FUSIONS = frozenset({_S.VERTICAL, _S.EPILOGUE, _S.HORIZONTAL, _S.TILING, _S.RECOMPUTE, _S.SPLIT})
@@ -55,7 +55,7 @@ def attempts(entry: Entry, ledger: Ledger) -> Iterator[tuple[Finding, Strategy, 
     """What may be tried for a plan of tier 1 with the name of each attempt, the most promising first."""
     plain = entry.plan.tier == 1 and not entry.layers
     finding = entry.findings[0] if entry.findings and plain else None
-    if finding is None or finding.tier != 1 or finding.share < WORTH or finding.index >= len(entry.plan.artifacts):
+    if finding is None or finding.tier != 1 or finding.share < MIN_TIME_SHARE or finding.index >= len(entry.plan.artifacts):
         return
     for strategy, _ in finding.strategies(ledger):
         attempt = AttemptKey(AGAINST, f"{strategy.value} against {finding.bottleneck.value}", 1)
@@ -106,7 +106,7 @@ def weights_moved(entry: Entry) -> float:
     What it was planned by are predictions at first, which say nothing of what was measured.
     """
     plan = entry.plan
-    if plan.tier != 1 or entry.layers or plan.account is None or entry.replans >= MOST_REPLANS or not entry.weighed.steady():
+    if plan.tier != 1 or entry.layers or plan.account is None or entry.replans >= MAX_REPLANS or not entry.weighed.steady():
         return 0.0
     moved = entry.weighed.moved(plan.account.seen.pieces if entry.planned_by is None else entry.planned_by)
     return moved if moved >= MOVED else 0.0
@@ -119,7 +119,7 @@ def replanned(context: AttemptContext, entry: Entry) -> Attempt | None:
     inputs, serving = entry.samples.inputs(), entry.plan
     if inputs is None or serving.account is None:
         return None
-    entry.planned_by, entry.replans = entry.weighed.told(), entry.replans + 1
+    entry.planned_by, entry.replans = entry.weighed.pieces(), entry.replans + 1
     demand = replace(demand_of(context, entry), replanned=entry.weighed.coarse(), serving=serving.account.grouping)
 
     def make() -> Plan:
@@ -135,7 +135,7 @@ def replanned(context: AttemptContext, entry: Entry) -> Attempt | None:
 def failed_before(entry: Entry, strategy: Strategy, ledger: Ledger) -> Tried | None:
     """What came of a strategy against what limits a plan now, where that is too little to try again."""
     past = ledger.rows.get((entry.findings[0].bottleneck, strategy)) if entry.findings else None
-    return past if past is not None and past.promise < LEAST_PROMISE else None
+    return past if past is not None and past.promise < MIN_PROMISE else None
 
 
 def kernels(plan: Plan) -> list[tuple[str, str, str]]:

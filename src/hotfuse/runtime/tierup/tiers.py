@@ -22,7 +22,7 @@ MANY_CALLS, LOOKS_PER_S = 4096, 256
 """Calls of a plan after which so many looks a second are enough."""
 LOOKS_SHARE = 0.005
 """Part of the calls' time that looks may take, once calls are many."""
-FEWEST = 24
+MIN_SAMPLES = 24
 """Sampled calls without which nothing is said to recur; and, of a plan with many calls, one look in so many weighs what may pay.
 Weighing takes several times as long as all else that a look does, and what it rests on (what was sampled, calls that were kept,
 outcomes of races) changes twice a second."""
@@ -52,7 +52,7 @@ def interval(calls: int, steady: int, seconds: float = 1.0, look_s: float = 0.0)
 
 def weighs(calls: int, looks: int) -> bool:
     """Whether this look, the last of so many at a plan of so many calls, weighs what may pay: every one at first."""
-    return calls < MANY_CALLS or looks % FEWEST == 0
+    return calls < MANY_CALLS or looks % MIN_SAMPLES == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,6 @@ class Assumption:
 
 def recurring(shares: dict[tuple[int, ...], float], samples: int, limit: int) -> list[Assumption]:
     """The sizes worth a plan of their own, the commonest first, at most `limit`."""
-    if samples < FEWEST:
+    if samples < MIN_SAMPLES:
         return []
     return [Assumption("sizes", s, share, samples) for s, share in shares.items() if share >= row(SIZES).share][:limit]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from hotfuse.runtime.samples import Signature
 
 OLD, NEW = 0, 1
-MOST_KEYS = 256
+MAX_KEYS = 256
 """Threads and kinds of calls whose halves of rounds are kept: servers start a thread per request."""
 
 Key = tuple[int, Signature, bool]
@@ -47,7 +47,7 @@ class Turns:
 
     def took(self, key: Key, side: int, seconds: float) -> Round | None:
         """A call was answered; the round that it completes."""
-        if len(self._warm) >= MOST_KEYS and key not in self._warm:
+        if len(self._warm) >= MAX_KEYS and key not in self._warm:
             self._half.clear()
             self._warm.clear()
             self._again.clear()

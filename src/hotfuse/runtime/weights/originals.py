@@ -41,7 +41,7 @@ SMALL, SHIFT = 4 << 20, 4
 """Of fewer bytes than this, one call in 16 compares so much more: reaching a few hundred bytes costs more than comparing them."""
 AT_ONCE = 64 << 10
 """Bytes of inference tensors that every call compares: three microseconds."""
-MOST_PIECES = 4096
+MAX_PIECES = 4096
 """Separate pieces of one tensor that are compared one by one; of more, what lies between them is compared too."""
 
 
@@ -64,7 +64,7 @@ def pieces(t: torch.Tensor) -> list[Range]:
     whole = size
     while dims and dims[0][0] == whole:
         whole *= dims.pop(0)[1]
-    if math.prod(n for _, n in dims) > MOST_PIECES:
+    if math.prod(n for _, n in dims) > MAX_PIECES:
         return [(address, address + whole + sum((n - 1) * st for st, n in dims))]
     begins = (address + sum(p) for p in itertools.product(*[range(0, n * st, st) for st, n in dims]))
     return [(b, b + whole) for b in begins]

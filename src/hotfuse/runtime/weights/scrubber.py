@@ -19,7 +19,7 @@ from hotfuse.compile.workers.background_priority import patient
 from hotfuse.machine.copied import Copied, unavailable
 from hotfuse.runtime.weights.originals import Late, Originals
 
-LEAST_S = 0.02
+MIN_S = 0.02
 """Between two looks, however short the time allowed is."""
 REST_S = 0.0005
 """After every slice: calls come first."""
@@ -82,7 +82,7 @@ class Scrubber:
             if self._ending or not limits:
                 self._thread = None
                 return None
-        return max(LEAST_S, min(limits) / 8)
+        return max(MIN_S, min(limits) / 8)
 
     def _rest(self) -> None:
         if self._ending:

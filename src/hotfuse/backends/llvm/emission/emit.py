@@ -15,7 +15,7 @@ from hotfuse.backends.llvm.emission.arith import ARITHMETIC, TESTS, emit_map, em
 from hotfuse.backends.llvm.emission.code import Fn, Module, Val
 from hotfuse.backends.llvm.emission.convert import emit_bitcast, emit_cast
 from hotfuse.backends.llvm.emission.functions import FUNCTIONS
-from hotfuse.backends.llvm.emission.memory import emit_load, emit_store
+from hotfuse.backends.llvm.emission.memory_access import emit_load, emit_store
 from hotfuse.backends.llvm.emission.reduce import emit_arg, emit_mma, emit_reduce, emit_scan
 from hotfuse.backends.llvm.emission.require import emit_require
 from hotfuse.backends.llvm.emission.state import FunctionState

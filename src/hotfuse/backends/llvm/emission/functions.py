@@ -32,7 +32,7 @@ _INF, _NAN = math.inf, math.nan
 # ---- exponentials --------------------------------------------------------------------------------------------------------
 
 
-_LEAST_POWER = -150.5
+_MIN_POWER = -150.5
 """p 2^n is 0 in fp32 for every whole n below it: p is at most sqrt(2), and half of the least denormal rounds to 0."""
 
 
@@ -44,7 +44,7 @@ def _scaled(r: FloatFormulas, p: str, n_float: str, n: str, *, narrow: bool = Fa
     """
     if narrow:
         return _scalef(r, p, n_float, "-1") if _has_scalef(r) else r.mul(p, r.two_to(n))
-    counts = r.test("ugt", n_float, _LEAST_POWER)  # NaN stays
+    counts = r.test("ugt", n_float, _MIN_POWER)  # NaN stays
     if _has_scalef(r):
         return _scalef(r, p, n_float, r.fn.val(f"bitcast <16 x i1> {counts} to i16"))
     n = r.whole.pick(counts, n, r.whole.const(0))

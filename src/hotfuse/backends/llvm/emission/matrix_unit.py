@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from hotfuse.backends.llvm.emission.arith import Chunk
 from hotfuse.backends.llvm.emission.code import Fn, Lines, vec
-from hotfuse.backends.llvm.emission.memory import Walk, moved, walk
+from hotfuse.backends.llvm.emission.memory_access import Walk, moved, walk
 from hotfuse.backends.llvm.emission.reduce import multiply_add
 from hotfuse.backends.llvm.emission.state import FunctionState
 from hotfuse.base.errors import InternalError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hotfuse.backends.llvm.emission import convert
 from hotfuse.backends.llvm.emission.arith import ARITHMETIC, Chunk
 from hotfuse.backends.llvm.emission.code import Val, element, lane_mask, vec
-from hotfuse.backends.llvm.emission.memory import (
+from hotfuse.backends.llvm.emission.memory_access import (
     address,
     chunk_mask,
     from_memory,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hotfuse.backends.llvm.emission.code import CodeScope, Fn, Val, vec
-from hotfuse.backends.llvm.emission.memory import emit_load
+from hotfuse.backends.llvm.emission.memory_access import emit_load
 from hotfuse.backends.llvm.emission.state import FunctionState
 from hotfuse.backends.llvm.threads import fork_join
 from hotfuse.base.errors import InternalError

@@ -39,7 +39,7 @@ from hotfuse.ops.folded_conv import Window
 
 SEVEN_BITS = 64
 """Two products of a byte and such a weight fit 16 bits."""
-MOST_PRODUCTS = 1 << 16
+MAX_PRODUCTS = 1 << 16
 """So many products of signed bytes, with what zero points and a bias add, stay far within 32 bits."""
 EXACT = 1 << 24
 """Integers up to here are floats."""
@@ -206,7 +206,7 @@ def signed_product(weight: Tensor, zero: Tensor | None) -> SignedProduct | None:
 
 def signed_weights(weight: Tensor, zero: Tensor | None) -> Tensor | None:
     """Weights less their zero points (one, or one for each output) as signed bytes; None where they are none, or too many."""
-    if weight.dtype not in QUANTIZED or not weight.numel() or weight[0].numel() > MOST_PRODUCTS:
+    if weight.dtype not in QUANTIZED or not weight.numel() or weight[0].numel() > MAX_PRODUCTS:
         return None
     if weight.dtype is torch.int8 and (zero is None or not bool(zero.any())):
         return weight.contiguous()

@@ -177,7 +177,7 @@ def shifted(x: Tensor, zero_point: Tensor | None, *, rows: bool = False, dtype: 
     return y - (_per_row(zero) if rows else zero)
 
 
-_MOST = 255
+_MAX_DIFFERENCE = 255
 """The largest difference of two bytes."""
 
 
@@ -187,7 +187,7 @@ def _prepare_integer(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) 
     a, b, _, zero = given[:4]
     if not isinstance(a, Varies) or isinstance(b, Varies) or isinstance(zero, Varies) or b.dim() != 2 or b.dtype not in QUANTIZED:
         return None
-    wide = layers.exact_weights(b.t().contiguous(), zero, _MOST)
+    wide = layers.exact_weights(b.t().contiguous(), zero, _MAX_DIFFERENCE)
     if wide is None:
         return None
 
@@ -260,7 +260,7 @@ def _prepare_conv_integer(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, A
     x, w, _, zero = given[:4]
     if not isinstance(x, Varies) or isinstance(w, Varies) or isinstance(zero, Varies) or w.dtype not in QUANTIZED or w.dim() < 3:
         return None
-    wide = layers.exact_weights(w, zero, _MOST)
+    wide = layers.exact_weights(w, zero, _MAX_DIFFERENCE)
     if wide is None:
         return None
 

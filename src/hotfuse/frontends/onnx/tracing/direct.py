@@ -38,7 +38,7 @@ from hotfuse.ops.torch_types import layout_of
 aten = torch.ops.aten
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _CONVERTIBLE = _FLOATS | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
-_LEAST_SIZE = 2
+_MIN_SIZE = 2
 """Of a computed size that depends on inputs: torch takes 0 and 1 for cases of their own, and so do readers of the graph."""
 Size = Any
 """An int or a SymInt."""
@@ -207,7 +207,7 @@ def _at_least(size: Size) -> Size | None:
     """A computed size with the guard that torch's own answers bring; None where it does not hold here."""
     if isinstance(size, int):
         return size if size > 0 else None
-    return size if size.node.hint is not None and size.node.hint >= _LEAST_SIZE and bool(size >= _LEAST_SIZE) else None
+    return size if size.node.hint is not None and size.node.hint >= _MIN_SIZE and bool(size >= _MIN_SIZE) else None
 
 
 def _numbers(value: Any, count: int) -> list[int] | None:

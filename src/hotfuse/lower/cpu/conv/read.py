@@ -22,7 +22,7 @@ from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument
 
-_MOST_PHASES = 16
+_MAX_PHASES = 16
 """Kinds of outputs of a transposed convolution for which code is written."""
 
 
@@ -122,7 +122,7 @@ def read(node: Node, params: set[str], pads: Pads | None = None, *, scaled: bool
     else:
         spatial_phases = _spatial_phases(node, xs[2:], outs[2:], windows, pads or ((0, 0),) * len(windows))
         inputs, outputs = numbers[1], numbers[0] // groups
-    if math.prod(len(dim) for dim in spatial_phases) > _MOST_PHASES:
+    if math.prod(len(dim) for dim in spatial_phases) > _MAX_PHASES:
         raise CannotLower("a transposed convolution with a large stride", where=where)
     return Convolution(node, x, weight, bias, groups, inputs, outputs, spatial_phases, windows, turned)
 

@@ -39,7 +39,7 @@ _USUAL = 64
 """An extent that is known only at run time, when a tiling is chosen."""
 _GAIN = 0.8
 """Winograd's products must be estimated to take at most this share of the plain convolution's time."""
-_MOST_GROWTH = 4.0
+_MAX_GROWTH = 4.0
 """Most that rounding errors may grow, next to plain sums."""
 _WEIGHT_BYTES_PER_CYCLE = 8.0
 """Bytes of weights in a cycle from behind the second-level cache."""
@@ -47,11 +47,11 @@ _TASKS = 8
 """Iterations of the parallel loop to aim at."""
 _REPEATED_TRANSFORMS = 0.11
 """How much longer all may take because groups of panels transform the same data."""
-_SHARE, _MOST_SHARE = 0.35, 0.6
+_SHARE, _MAX_SHARE = 0.35, 0.6
 """Of the second-level cache, for a block's transformed data; and at most, if one block then has all of it."""
 _NEAREST = 1.25
 """Of the nearest cache, for a register tile's weights and data: the last of them come from the next one."""
-_LEAST_ROWS, _MOST_ROWS = 8, 14
+_MIN_ROWS, _MAX_ROWS = 8, 14
 _LINE = 16
 _STEP = 4
 _OTHER_REGISTERS = 8
@@ -89,7 +89,7 @@ def cut(core: Core, down: Axis | None, across: Axis, images: Dim, inputs: int, o
     best: tuple[float, Scheme, Scheme] | None = None
     for first in schemes(down.window) if down is not None else (Scheme(1, 1),):
         for second in schemes(across.window):
-            if first.growth * second.growth > _MOST_GROWTH or first.points * second.points == 1:
+            if first.growth * second.growth > _MAX_GROWTH or first.points * second.points == 1:
                 continue
             tiles = count * math.prod(
                 -(-n // s.outputs) for n, s in zip(sizes, (first, second)[-len(sizes) :], strict=True)
@@ -126,7 +126,7 @@ def _cut(
     points = first.points * second.points
     wide = stride(inputs)
     tiles = tile_count(axes, (first, second), images)
-    whole = isinstance(tiles, int) and tiles * 4 * points * wide <= core.l2 * _MOST_SHARE
+    whole = isinstance(tiles, int) and tiles * 4 * points * wide <= core.l2 * _MAX_SHARE
     most = tiles if whole and isinstance(tiles, int) else max(1, int(core.l2 * _SHARE) // (4 * points * wide))
     tiling = _tiling(core, min(tiles, most) if isinstance(tiles, int) else most, outputs, inputs)
     if isinstance(tiles, int):
@@ -157,7 +157,7 @@ def _shared(core: Core, how: WinogradTiling, tiles: int, inputs: int, panels: in
 
     def longest(blocks: int, groups: int) -> float:
         high, wide = -(-tiles // blocks), -(-panels // groups)
-        one = high * into + wide * (max(high, _LEAST_ROWS) * each + weights)
+        one = high * into + wide * (max(high, _MIN_ROWS) * each + weights)
         return work_division.rounds(blocks * groups, core.threads) * one
 
     most = max(least, min(tiles, 4 * core.threads))
@@ -173,9 +173,9 @@ def _tiling(core: Core, tiles: int, outputs: int, inputs: int) -> GemmTiling:
         return found
     for vectors in range(-(-found.nr // core.lanes), 0, -1):
         width = vectors * core.lanes
-        rows = min(_MOST_ROWS, (core.registers - vectors - 1) // vectors, lines - width)
-        if vectors == 1 or rows >= _LEAST_ROWS:
-            rows = max(rows, min(_LEAST_ROWS, core.registers - 2))
+        rows = min(_MAX_ROWS, (core.registers - vectors - 1) // vectors, lines - width)
+        if vectors == 1 or rows >= _MIN_ROWS:
+            rows = max(rows, min(_MIN_ROWS, core.registers - 2))
             return replace(found, vectors=vectors, mr=rows, width=width, why=f"{rows}x{width} in the nearest cache")
     return found
 

@@ -30,7 +30,7 @@ _LINE = 64
 """Bytes of a cache line."""
 _SPREAD = 4
 """Over how many blocks of rows the fetching of the next panel is spread, when their number is not known."""
-_LEAST_BLOCK = 4096
+_MIN_BLOCK = 4096
 """Multiply-adds of vectors in a block that is a task of its own: finding out which one it is takes some divisions."""
 
 
@@ -226,7 +226,7 @@ def _uneven(p: Product, count: Dim, groups: Dim) -> bool:
     t, threads = p.tiling, p.tiling.threads
     if threads <= 2 or count == 1 or not isinstance(p.panels, int) or not isinstance(p.b, Buffer):
         return False
-    if isinstance(p.steps, int) and p.steps * t.mr * t.vectors < _LEAST_BLOCK:
+    if isinstance(p.steps, int) and p.steps * t.mr * t.vectors < _MIN_BLOCK:
         return False
     if not isinstance(count, int) or not isinstance(groups, int):  # what is added in groups of rows is uneven by itself
         return work_division.balance(p.panels, threads) < work_division.EVEN

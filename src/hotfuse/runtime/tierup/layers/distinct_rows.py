@@ -21,7 +21,7 @@ from hotfuse.specialize.distinct_rows import batch_of, rowwise
 from hotfuse.specialize.row_demands import CannotPack
 from hotfuse.specialize.table import DUPLICATES, AttemptKey, row
 
-MOST_DISTINCT = 1 - row(DUPLICATES).share
+MAX_DISTINCT = 1 - row(DUPLICATES).share
 """The mean share of distinct rows above which nobody tries."""
 
 

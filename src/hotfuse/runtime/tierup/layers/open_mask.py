@@ -16,7 +16,7 @@ from hotfuse.profile.predict import ALL
 from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.partition_guard import guarded
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed, filtered
-from hotfuse.runtime.tierup.tiers import FEWEST
+from hotfuse.runtime.tierup.tiers import MIN_SAMPLES
 from hotfuse.specialize.masks import all_alike
 from hotfuse.specialize.table import OPEN_MASK, AttemptKey, row
 
@@ -95,7 +95,7 @@ def open_mask(
             continue
         seen = expected(v.name)
         dense = any(isinstance(f, Dense) and f.input == i and f.order is None and f.yes for f in facts)
-        if seen is None or seen[0] != ALL or seen[1] < row(OPEN_MASK).share or seen[2] < FEWEST or not dense:
+        if seen is None or seen[0] != ALL or seen[1] < row(OPEN_MASK).share or seen[2] < MIN_SAMPLES or not dense:
             continue
         shown = next((c[i].flatten()[0].item() for c in calls if c[i].numel() and bool((c[i] == c[i].flatten()[0]).all())), None)
         if not shown:  # no kept call is of that kind, or what it shows is a mask that hides everything

@@ -17,9 +17,9 @@ from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.specialize.repeats import kept_part, work_saved
 from hotfuse.specialize.table import REPEATED, AttemptKey, row
 
-LEAST_SHARE = row(REPEATED).share
+MIN_SHARE = row(REPEATED).share
 """Part of the calls in which inputs must come again."""
-LEAST_WORK = 0.04
+MIN_WORK = 0.04
 """Part of the work that must depend on them alone."""
 TRIED_ON = 4
 """Kept calls that the rest is tried on."""
@@ -72,17 +72,17 @@ class Repeats:
 
 def repeated_inputs(graph: Graph, seen: InputRepeats, call: Call) -> Repeats | None:
     """The inputs that come again whose results, if they were kept, would save most."""
-    shares = {i: s for i, v in enumerate(graph.inputs) if isinstance(v.type, TensorType) and (s := seen.share((i,))) >= LEAST_SHARE}
+    shares = {i: s for i, v in enumerate(graph.inputs) if isinstance(v.type, TensorType) and (s := seen.share((i,))) >= MIN_SHARE}
     sizes = bind(graph, [tuple(t.shape) for t in call])
     if not shares or isinstance(sizes, Mismatch):
         return None
     order, best = sorted(shares, key=lambda i: -shares[i]), None
     for n in range(1, len(order) + 1):
         share = seen.share(order[:n])
-        if n == len(graph.inputs) or share < LEAST_SHARE:
+        if n == len(graph.inputs) or share < MIN_SHARE:
             break
         names = tuple(graph.inputs[i].name for i in sorted(order[:n]))
         work = work_saved(graph, names, sizes)
-        if work >= LEAST_WORK and (best is None or share * work > best.share * best.work):
+        if work >= MIN_WORK and (best is None or share * work > best.share * best.work):
             best = Repeats(RepeatedLayer(names), share, work, seen.pairs)
     return best

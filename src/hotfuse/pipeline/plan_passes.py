@@ -23,8 +23,8 @@ from hotfuse.compile.value import ANY_DEMAND, GENERATE, Demand
 from hotfuse.compile.workers.service import sized
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
-from hotfuse.pipeline.device import GENERATED, MASKS, RECORDED, STATIC_CACHES
-from hotfuse.pipeline.host import PREPARE, TIER0, TIER1, planned
+from hotfuse.pipeline.device_passes import GENERATED, MASKS, RECORDED, STATIC_CACHES
+from hotfuse.pipeline.host_passes import PREPARE, TIER0, TIER1, planned
 from hotfuse.pipeline.job import GraphRuns, Job, Progress, sizes_of
 from hotfuse.runtime.plan import Plan
 

@@ -20,7 +20,7 @@ from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.compile.value import FEW_TILINGS
 from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph
-from hotfuse.pipeline.host import TIER0
+from hotfuse.pipeline.host_passes import TIER0
 from hotfuse.pipeline.job import Job, verify_graph
 from hotfuse.runtime.plan import UNTRIED, Plan
 from hotfuse.runtime.tierup.agreement import disagreement

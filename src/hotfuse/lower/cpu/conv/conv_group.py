@@ -46,7 +46,7 @@ from hotfuse.lower.primitives import rules as primitive
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import OWN, Buffer, BufferKind, Tile
 
-_MOST_OWN = 14
+_MAX_OWN = 14
 """Most pixels of a depthwise register tile."""
 
 __all__ = ["is_convolution", "lower_convolution"]
@@ -251,7 +251,7 @@ class _ConvGroup:
         columns = conv.spatial_phases[self._row_dim()][0].axis
         source = PackSource(conv.weight.name, WeightOrder.WINDOW, conv.channels)
         packed, spec = self._packed([source], math.prod(conv.windows), self.core.lanes)
-        most = conv_shape.fewest_kinds(columns, max(2, min(_MOST_OWN, self.core.registers - columns.window - 2)), together=False)
+        most = conv_shape.fewest_kinds(columns, max(2, min(_MAX_OWN, self.core.registers - columns.window - 2)), together=False)
         task = self._task(place, packed, [dim[0] for dim in conv.spatial_phases])
         depthwise(self.builder, task, spec.nr, most, conv.channels, self.finish, self.core.l1, self.core.threads)
         return packed, spec

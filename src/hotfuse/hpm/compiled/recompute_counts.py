@@ -20,7 +20,7 @@ COMPUTED = tuple(
     SUMS.index(n) for n in ("light", "divide", "function", "exp", "sigmoid", "tanh", "erf", "root", "special")
 )
 """Columns of what nodes compute."""
-MOST_VALUES = 256
+MAX_VALUES = 256
 """Values of a graph that `again` keeps apart; larger ones are asked in Python."""
 
 
@@ -112,7 +112,7 @@ def _times(w: FunctionWriter, f: fields.Fields, nodes: str, many: str, panels: s
         reads, makes = w.load(node, f.node.field["ins"]), w.load(node, f.node.field["outs"])
         want = w.variable(own, REAL)
         along = w.one_of(w.compares(kind, "oeq", float(POINTWISE)), w.compares(kind, "oeq", float(MOVED)))
-        room = w.holds(w.plus(known.value, w.load(reads, length)), "slt", MOST_VALUES)
+        room = w.holds(w.plus(known.value, w.load(reads, length)), "slt", MAX_VALUES)
         fits.put(w.either(room, fits.value, 0))
         with w.when(w.both(along, room)):
             with w.each(w.load(makes, length)) as k:
@@ -139,7 +139,7 @@ def _counting_again() -> native.NativeFunction:
 
 def again(ids: Words, table: Matrix, told: CandidateColumns, rows: Matrix) -> Words:
     """What kernels compute several times counts so often, in their rows; which candidates have too many values for that."""
-    met, failed = np.empty((MOST_VALUES, 3), np.int64), np.zeros(len(ids), np.int64)
+    met, failed = np.empty((MAX_VALUES, 3), np.int64), np.zeros(len(ids), np.int64)
     often = np.empty(len(told.kinds))
     _counting_again()(ids, len(ids), table, told.kinds, told.sizes, told.smaller, told.places, rows, met, often, failed)
     return np.flatnonzero(failed)
