@@ -30,6 +30,7 @@ from torch import nn
 
 from hotfuse.base.bytecode import globals_of
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.process_effects import STANDS_IN_FOR
 from hotfuse.runtime.weights.class_code import foreign, names_of, places_of, special_methods, unwrapped
 from hotfuse.runtime.weights.environment_reads import NAMES, variables_of
 
@@ -44,7 +45,7 @@ _PLAIN = (str, int, float, complex, bytes, type(None))
 _Cached = type(functools.lru_cache(lambda: None))
 _STOOD_IN_FOR = frozenset({
     ("torch.cuda", "is_current_stream_capturing"), ("torch.cuda", "synchronize"),
-    ("sys", "stdout"), ("sys", "stderr"), ("io", "open"), ("warnings", "showwarning"),
+    ("sys", "stdout"), ("sys", "stderr"), ("warnings", "showwarning"), *STANDS_IN_FOR,
 })  # fmt: skip
 """What recordings and captures have others stand in for, for a while: no change of the model."""
 
