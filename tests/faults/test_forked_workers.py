@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -217,6 +218,17 @@ def test_what_speaks_against_a_fork_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert "darwin" in unsafe("auto")
 
 
+@functools.cache
+def _in_fork_of(home: int, _here: int) -> bool:
+    """Whether this is a fork of a process; what is found out once in a process is no effect of a model's."""
+    return os.getppid() == home and "hotfuse.compile.workers.worker" not in Path("/proc/self/cmdline").read_text()
+
+
+@functools.cache
+def _crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 class Sleeps(torch.nn.Module):
     """Stands still in the first process that captures it, if that is a fork; `home` is where it was made."""
 
@@ -225,9 +237,9 @@ class Sleeps(torch.nn.Module):
         self.home, self.crash = os.getpid(), crash
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if os.getppid() == self.home and "hotfuse.compile.workers.worker" not in Path("/proc/self/cmdline").read_text():
+        if _in_fork_of(self.home, os.getpid()):
             if self.crash:
-                os.kill(os.getpid(), signal.SIGSEGV)
+                _crash()
             threading.Event().wait()
         return x + 1
 

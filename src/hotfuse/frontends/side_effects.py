@@ -7,7 +7,8 @@ done: the world has seen it once already, when the model itself answered the cal
 
 | what the code does | what follows |
 | --- | --- |
-| writes to standard output or standard error, opens a file to write | no graph: the model's own code goes on answering |
+| writes to standard output or standard error | no graph: the model's own code goes on answering |
+| asks the system for files, folders, programs, the clock, random bytes (`process_effects`) | the same |
 | draws from a generator of Python's or NumPy's, or seeds one | the same |
 | changes an object that it reaches (`watched_state`): counters, lists, class attributes, what callbacks close over | the same |
 | asks for a switch of torch's that nothing watches (deterministic algorithms) | the same |
@@ -20,15 +21,12 @@ What torch does to trace is not the model's doing; layers of torch (`torch/nn`) 
 
 from __future__ import annotations
 
-import builtins
 import functools
-import io
 import logging
 import os
 import random
 import re
 import sys
-import sysconfig
 import threading
 import warnings
 from collections.abc import Callable, Generator
@@ -44,13 +42,11 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.captured import Warned
+from hotfuse.frontends.model_frames import OURS, TORCH, emitter, placed
+from hotfuse.frontends.process_effects import process_effects
 from hotfuse.frontends.watched_state import changed, watched_state
 
-_TORCH = os.path.dirname(torch.__file__)
-_LAYERS = os.path.join(_TORCH, "nn")
-_EXPORT = os.path.join(_TORCH, "export")
-_OURS = os.path.dirname(os.path.dirname(__file__))
-_STANDARD = sysconfig.get_paths()["stdlib"]
+_EXPORT = os.path.join(TORCH, "export")
 _OF_A_CALL = re.compile(r"FakeTensor|\b[su]\d+\b")
 """How a traced tensor and a symbolic size read: a text with one of them is another one in every call."""
 SWITCHES = ("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_float32_matmul_precision")
@@ -94,7 +90,7 @@ class Observed:
 def observed() -> Generator[Observed]:
     """Watch what code does to the world, on this thread, until the block ends."""
     found = Observed()
-    with _streams(found), _files(found), _logs(found), _warnings(found), _switches(found):
+    with process_effects(found.done.append), _streams(found), _logs(found), _warnings(found), _switches(found):
         yield found
 
 
@@ -109,43 +105,6 @@ def _drawn() -> tuple[Any, ...]:
     return *python_generators(), torch.default_generator.initial_seed()
 
 
-def _emitter() -> FrameType | None:
-    """Whose doing this is: the nearest frame of the model's code; None where it is torch's, ours, or has happened already."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _passes_on(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return None
-    file = frame.f_code.co_filename
-    if (file.startswith(_TORCH) and not file.startswith(_LAYERS)) or file.startswith(_OURS):
-        return None
-    return None if _once(frame) else frame
-
-
-def _passes_on(file: str) -> bool:
-    """Whether code is the standard library's, which does what somebody asked it to."""
-    return (
-        file == __file__ or file.startswith("<frozen") or (file.startswith(_STANDARD) and "site-packages" not in file)
-    )
-
-
-def _once(frame: FrameType | None) -> bool:
-    """Whether a function is running whose result is kept: it has run where the model serves."""
-    while frame is not None:
-        kept = frame.f_globals.get(frame.f_code.co_name)
-        if (
-            hasattr(kept, "cache_info")
-            and getattr(getattr(kept, "__wrapped__", None), "__code__", None) is frame.f_code
-        ):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _at(what: str, frame: FrameType) -> str:
-    return f"{what} @ {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
 class _Stream:
     """A standard stream: what the traced code writes is noted, everything else goes on."""
 
@@ -154,8 +113,8 @@ class _Stream:
         self.thread: int | None = threading.get_ident()
 
     def write(self, text: Any) -> Any:
-        if self.thread == threading.get_ident() and (frame := _emitter()) is not None:
-            self._found.done.append(_at(f"writes to {self._name}", frame))
+        if self.thread == threading.get_ident() and (frame := emitter()) is not None:
+            self._found.done.append(placed(f"writes to {self._name}", frame))
             return len(text)
         if self.thread == threading.get_ident() and sys._getframe(1).f_code.co_filename.startswith(_EXPORT):
             return len(text)  # the graph as far as it came, where a model cannot be exported: who asked gets the reason
@@ -196,34 +155,15 @@ def _replaced(places: list[tuple[Any, str]], made: Callable[[Any], Any]) -> Gene
 
 
 @contextmanager
-def _files(found: Observed) -> Generator[None]:
-    thread = threading.get_ident()
-
-    def made(real: Any) -> Any:
-        @functools.wraps(real)
-        def opening(file: Any, mode: Any = "r", *rest: Any, **named: Any) -> Any:
-            writes = isinstance(mode, str) and not set(mode).isdisjoint("wax+")
-            if writes and threading.get_ident() == thread and (frame := _emitter()) is not None:
-                found.done.append(_at("opens a file to write", frame))
-                raise CaptureError("a file is not written while a model is traced")
-            return real(file, mode, *rest, **named)
-
-        return opening
-
-    with _replaced([(builtins, "open"), (io, "open")], made):
-        yield
-
-
-@contextmanager
 def _switches(found: Observed) -> Generator[None]:
     thread = threading.get_ident()
 
     def made(real: Any) -> Any:
         @functools.wraps(real)
         def asked() -> Any:
-            frame = _emitter() if threading.get_ident() == thread else None
-            if frame is not None and not frame.f_code.co_filename.startswith(_TORCH):
-                found.done.append(_at(f"asks torch.{real.__name__}", frame))
+            frame = emitter() if threading.get_ident() == thread else None
+            if frame is not None and not frame.f_code.co_filename.startswith(TORCH):
+                found.done.append(placed(f"asks torch.{real.__name__}", frame))
             return real()
 
         return asked
@@ -241,7 +181,7 @@ def _logs(found: Observed) -> Generator[None]:
         def asked(self: logging.Logger, level: int) -> bool:
             if threading.get_ident() != thread:
                 return real(self, level)
-            if _emitter() is not None:
+            if emitter() is not None:
                 found.logged[self.name, level] = None
             return False  # nobody is to hear of what torch logs while it traces
 
@@ -260,7 +200,7 @@ def _warnings(found: Observed) -> Generator[None]:
     def shown(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if threading.get_ident() != thread:
             real(message, category, filename, lineno, *rest)
-        elif _FROM_NATIVE not in str(message) and (frame := _emitter()) is not None:
+        elif _FROM_NATIVE not in str(message) and (frame := emitter()) is not None:
             _warned(found, str(message), category, (filename, lineno), frame)
 
     with warnings.catch_warnings():
@@ -272,9 +212,9 @@ def _warnings(found: Observed) -> Generator[None]:
 def _warned(found: Observed, text: str, category: type[Warning], at: tuple[str, int], frame: FrameType) -> None:
     """Note a warning with the place that it names; there are other levels above the model where it is traced."""
     if _OF_A_CALL.search(text):
-        found.done.append(_at("warns of what a call brings", frame))
+        found.done.append(placed("warns of what a call brings", frame))
         return
-    traced = at[0].startswith((_TORCH, _OURS))
+    traced = at[0].startswith((TORCH, OURS))
     place = frame if traced else _frame_at(frame, *at)
     filename, lineno = (frame.f_code.co_filename, frame.f_lineno) if traced else at
     kind, module = f"{category.__module__}:{category.__qualname__}", str(place.f_globals.get("__name__", ""))

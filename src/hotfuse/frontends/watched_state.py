@@ -1,9 +1,10 @@
 """The Python objects that a model's code may change: what they hold is compared before and after it is traced.
 
 Walked from the model: attributes of modules and objects, entries of dicts, lists, sets and deques, variables that functions close
-over or name, attributes of classes. Of a class those methods are looked at whose names the code uses. Objects of torch's and of
-most of the standard library are none of the model's business. Values are compared by identity, plain ones by equality: an attribute
-that is set to what it was is no change.
+over or name, attributes of classes and functions. Of a class those methods are looked at whose names the code uses. Of what is made
+in native code (files, arrays, iterators) `native_state` tells; other objects of torch's and of most of the standard library are
+none of the model's business. Values are compared by identity, plain ones by equality: an attribute that is set to what it was is
+no change.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import nn
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.derived_weights import derived_names
+from hotfuse.frontends.native_state import attributes_are_state, led_to, native_state
 
 MAX_OBJECTS = 100_000
 """Objects that are looked at; what is beyond them is not."""
@@ -108,7 +110,7 @@ class _Walk:
         self._seen.add(id(obj))
         if isinstance(obj, nn.Module):
             self._module(obj)
-        elif isinstance(obj, dict):
+        elif isinstance(obj, dict) and not isinstance(obj, OrderedDict):
             self._note("a dict that it reaches, at ", lambda: dict(dict.items(obj)))  # whatever its class makes of look-ups
         elif isinstance(obj, list | tuple | deque):
             self._note(f"a {type(obj).__name__} that it reaches", lambda: dict(enumerate(obj)))
@@ -131,8 +133,12 @@ class _Walk:
             self._left += [obj.func, obj.args, obj.keywords]
         elif isinstance(obj, type):
             self._class(obj)
-        elif not isinstance(obj, types.ModuleType) and not _foreign(type(obj)):
+        elif (read := native_state(obj)) is not None:
+            self._note(f"what a {type(obj).__name__} holds", read)
+        elif not isinstance(obj, types.ModuleType) and (not _foreign(type(obj)) or attributes_are_state(type(obj))):
             self._object(obj)
+        else:
+            self._left += led_to(obj)
 
     def _module(self, module: nn.Module) -> None:
         kind = type(module)
@@ -163,6 +169,8 @@ class _Walk:
         if _foreign(function):
             return
         code = function.__code__
+        if function.__dict__:
+            self._note(f"{function.__name__}.", lambda: dict(function.__dict__))
         self._left += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         if function.__closure__:
             cells = dict(zip(code.co_freevars, function.__closure__, strict=True))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import gc
 import logging
 import os
 import random
 import select
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -255,7 +257,8 @@ def _descriptors(requests_in: int, answers_out: int, log: int) -> int:
     """Requests come in at 0, prints go to the log; where answers go. Everything else that was open leads nowhere.
 
     The server's sockets and files must not be held by a process it knows nothing of. Their numbers stay taken: an inherited object
-    that is dropped later closes its number, which must not be somebody else's by then.
+    that is dropped later closes its number, which must not be somebody else's by then. What is written to goes to memory, where its
+    position shows that a traced model writes (`frontends.native_state`).
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(requests_in, 0)
@@ -265,13 +268,23 @@ def _descriptors(requests_in: int, answers_out: int, log: int) -> int:
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in (answers, nowhere):
             with contextlib.suppress(OSError):  # the list itself was open, too
-                os.fstat(int(name))
-                os.dup2(nowhere, int(name), inheritable=False)
+                _let_go(int(name), nowhere)
     # What prints goes through new objects: the old ones may have been in use, by a thread that is not here.
     sys.stdin = open(os.devnull)  # noqa: SIM115 - lives as long as the process
     sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     return answers
+
+
+def _let_go(number: int, nowhere: int) -> None:
+    """Have an open descriptor lead nowhere; raises OSError where it is not open."""
+    socket = stat.S_ISSOCK(os.fstat(number).st_mode)
+    if socket or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        os.dup2(nowhere, number, inheritable=False)
+        return
+    written = os.memfd_create("hotfuse")
+    os.dup2(written, number, inheritable=False)
+    os.close(written)
 
 
 def _signals() -> None:

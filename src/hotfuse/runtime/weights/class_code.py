@@ -14,11 +14,36 @@ from torch import nn
 _NAMESPACES = frozenset({"types", "argparse"})
 _FOREIGN = (sys.stdlib_module_names | {"torch", "builtins", "numpy", "hotfuse"}) - _NAMESPACES
 _PLAIN = (int, float, complex, str, bytes, type(None))
+_HEAP = 1 << 9
+"""Of a type's flags: it was made while Python ran."""
+_OF_OTHERS = frozenset({
+    "__init__", "__new__", "__init_subclass__", "__post_init__", "__set_name__", "__class_getitem__", "__subclasshook__",
+    "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__",
+    "__getnewargs_ex__", "__del__", "__repr__", "__dir__", "__sizeof__", "__setattr__", "__delattr__", "__setitem__",
+    "__delitem__", "__eq__", "__ne__", "__hash__",
+})  # fmt: skip
+"""Special methods of making, copying, showing, writing and comparing objects: what a model reads is not in them."""
 
 
 def foreign(thing: Any) -> bool:
-    """Whether a class or function is torch's or the standard library's: such objects are not looked into."""
-    return str(getattr(thing, "__module__", None) or "builtins").partition(".")[0] in _FOREIGN
+    """Whether a class or function is torch's or the standard library's: such objects are not looked into. What `exec` defined in a
+    dict has no module, or passes for a builtin, and is the user's.
+    """
+    module = getattr(thing, "__module__", None)
+    if module in (None, "builtins") and _made_by_python(thing):
+        return False
+    return str(module or "builtins").partition(".")[0] in _FOREIGN
+
+
+def _made_by_python(thing: Any) -> bool:
+    return isinstance(thing, types.FunctionType) or (isinstance(thing, type) and bool(thing.__flags__ & _HEAP))
+
+
+def special_methods(cls: type) -> frozenset[str]:
+    """Methods of a class, and of those of its bases that are not torch's, which run without being named: `d[k]`, `a.b`, `a + b`."""
+    own = [c for c in cls.__mro__ if not foreign(c)]
+    found = (n for c in own for n, v in vars(c).items() if n.startswith("__") and isinstance(v, types.FunctionType))
+    return frozenset(found) - _OF_OTHERS
 
 
 @functools.lru_cache(maxsize=4096)

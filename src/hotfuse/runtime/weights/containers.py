@@ -4,12 +4,12 @@
     forward.__defaults__ = (2.0,)        os.environ["SCALE"] = "3"          flags.add("fast")      table[:] = 0
 
 The code is that of modules' classes (`class_code`), of the functions that are served, and of every function that those name, call
-through objects, or close over. What is looked through are the attributes that it names and its variables: a trainer that a module
-holds for others, and its counters, are none of the captured graph's business. Followed from there: dicts, lists, tuples, small
-sets, and objects of classes that are neither torch's nor the standard library's (namespaces are). There are bounds, because a look
-is taken at every call: containers of many entries (vocabularies) are left out, as are those with keys or look-ups of their own,
-and all beyond the first so many. What differs from thread to thread, and large NumPy arrays, no look can tell of: `blind` says so,
-and such a model keeps its own code.
+through objects, or close over, and special methods of the classes met (`d[k]` runs `__getitem__`). What is looked through are the
+attributes that it names and its variables: a trainer that a module holds for others, and its counters, are none of the captured
+graph's business. Followed from there: dicts, lists, tuples, small sets, and objects of classes that are neither torch's nor the
+standard library's (namespaces are). There are bounds, because a look is taken at every call: containers of many entries
+(vocabularies) are left out, as are those with keys or look-ups of their own, and all beyond the first so many. What differs from
+thread to thread, and large NumPy arrays, no look can tell of: `blind` says so, and such a model keeps its own code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from torch import nn
 
 from hotfuse.base.bytecode import globals_of
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.runtime.weights.class_code import foreign, names_of, places_of, unwrapped
+from hotfuse.frontends.process_effects import STANDS_IN_FOR
+from hotfuse.runtime.weights.class_code import foreign, names_of, places_of, special_methods, unwrapped
 from hotfuse.runtime.weights.environment_reads import NAMES, variables_of
 
 MAX_CONTAINERS = 1024
@@ -44,7 +45,7 @@ _PLAIN = (str, int, float, complex, bytes, type(None))
 _Cached = type(functools.lru_cache(lambda: None))
 _STOOD_IN_FOR = frozenset({
     ("torch.cuda", "is_current_stream_capturing"), ("torch.cuda", "synchronize"),
-    ("sys", "stdout"), ("sys", "stderr"), ("io", "open"), ("warnings", "showwarning"),
+    ("sys", "stdout"), ("sys", "stderr"), ("warnings", "showwarning"), *STANDS_IN_FOR,
 })  # fmt: skip
 """What recordings and captures have others stand in for, for a while: no change of the model."""
 
@@ -114,15 +115,22 @@ class _CodeWalk:
         """Of modules and of objects that are read."""
         self._bytes = 0
         self._left: list[Any] = begin[::-1]
-        known = (0, 0)
-        while self._left or known != (len(self._names), len(self._classes)):
+        known = (0, 0, 0)
+        while self._left or known != self._known():
             while self._left:
                 self._look(self._left.pop())
-            if known != (len(self._names), len(self._classes)):  # both only grow, and are bounded by what there is
-                known = (len(self._names), len(self._classes))
+            if known != self._known():
+                known = self._known()
                 self._left += [v for m in modules for k, v in vars(m).items() if k in self._names]
-                for kind in self._classes:
+                for kind in list(self._classes):
+                    self._names |= special_methods(kind)
                     self._entries_of(kind, self._names)
+                for function in list(self.found.functions):
+                    self._attributes(function)
+
+    def _known(self) -> tuple[int, int, int]:
+        """How much is to be looked at under names: all three only grow, and are bounded by what there is."""
+        return len(self._names), len(self._classes), len(self.found.functions)
 
     def _entries_of(self, kind: type, names: Set[str]) -> None:
         """Methods and values of a class, under names that code uses."""
@@ -236,6 +244,14 @@ class _CodeWalk:
                 self.found.names.append((owner, name))
             self._named(owner[name], names, own=own)
 
+    def _attributes(self, function: types.FunctionType) -> None:
+        """Values that a function carries under names that code uses (`scaled.factor = 2`)."""
+        held = function.__dict__
+        for name in sorted(self._names & held.keys()):
+            if self._new_place(held, name):
+                self.found.names.append((held, name))
+                self._left.append(held[name])
+
     def _named(self, value: Any, names: frozenset[str], *, own: bool) -> None:
         """What a variable is: of a module or class, the names that stand in the same code."""
         if isinstance(value, types.ModuleType):
@@ -248,6 +264,7 @@ class _CodeWalk:
         elif isinstance(value, type):
             if not foreign(value) and own:
                 self._entries_of(value, names)
+                self._entries_of(type(value), names)  # a metaclass, whose values its classes show as theirs
         elif own:
             self._left.append(value)
 
