@@ -13,7 +13,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.base.known_structure import MOST_KNOWN
+from hotfuse.base.known_structure import MAX_KNOWN
 from hotfuse.base.structure import Spec
 from hotfuse.runtime import engine, plans
 from hotfuse.runtime.admission import GraphAdmission
@@ -261,15 +261,15 @@ def changing() -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[float]
 
 def test_numbers_of_structures_whose_code_went_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """More structures than have code at a time take it from each other, with a new number each time."""
-    monkeypatch.setattr(engine, "MOST_NUMBERED", 40)
+    monkeypatch.setattr(engine, "MAX_NUMBERED", 40)
     settings = Settings(capture="inline", tiers=0, max_captures=64)
     fast: Any = hotfuse.jit(lambda x, how: torch.relu(x) * len(how[0]), settings=settings)
     x = torch.randn(8, 8)
     for _ in range(4):
-        for n in range(1, MOST_KNOWN + 4):
+        for n in range(1, MAX_KNOWN + 4):
             for _ in range(3):
                 torch.testing.assert_close(fast(x, ("a" * n,)), torch.relu(x) * n)
-    assert len(fast._engine.sites) > MOST_KNOWN
+    assert len(fast._engine.sites) > MAX_KNOWN
     assert 0 < len(fast._engine._known_sites) <= 40
 
 

@@ -59,7 +59,7 @@ from hotfuse.specialize.table import TIER1
 _TENSORS = {torch.Tensor, nn.Parameter}
 MAX_PLAIN = 256
 """Combinations of argument names that are looked up in one step: names come in any order."""
-MOST_NUMBERED = 4096
+MAX_NUMBERED = 4096
 """Structures that have code whose sites are found by their numbers; code that is thrown away and made again has a new one."""
 SHORT_S, LEARNED_ONCE_IN = 2e-4, 8
 """Of short calls that are compared, and of those of which learning takes more than such a part, one in so many is learned from:
@@ -329,7 +329,7 @@ class Engine:
             if (site := self.sites.get(spec)) is None:
                 return self._unmet(names, spec, leaves, args, kwargs)
             if known is not None:
-                if len(self._known_sites) >= MOST_NUMBERED:  # of structures whose code was thrown away for others'
+                if len(self._known_sites) >= MAX_NUMBERED:  # of structures whose code was thrown away for others'
                     self._known_sites.clear()
                 self._known_sites[known.number] = site
         self._rests.at_a_site(names)
