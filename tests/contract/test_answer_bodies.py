@@ -104,6 +104,13 @@ def test_what_does_not_fit_is_refused_by_name_and_counted(path: str, value: Any,
     assert says in str(caught.value) and caught.value.why is Why.WRONG_ANSWER and told() == before + 1
 
 
+def test_a_refusal_for_a_reason_that_is_not_known_here_is_a_refusal() -> None:
+    refusal = bodies.Refusal("it cannot be captured", "here", "of something new", "", "INVENTED_LATER")
+    with pytest.raises(CaptureError, match="it cannot be captured") as caught:
+        received(message(refusal), bodies.PlanAnswer)
+    assert caught.value.why is Why.WRONG_ANSWER
+
+
 def test_what_is_missing_is_named() -> None:
     header = message(EXAMPLES[3])[0]
     del header["peaks"]

@@ -220,7 +220,15 @@ def test_a_contest_is_decided_by_the_bets_of_a_race() -> None:
     lost = trial(contest(1.0, 1.2))
     assert not lost.won and lost.decided and lost.rounds == 5
     badly = trial(contest(1.0, 3.0))
-    assert not badly.won and badly.rounds == 2
+    assert not badly.won and badly.rounds == 2 and not badly.decided, "out at once, and tried again later"
+
+
+def test_who_is_held_up_twice_by_another_program_is_tried_again() -> None:
+    """A plan twice as fast whose first two calls lost the core for 10 ms was refused for good."""
+    held_up = contest(0.002, 0.011)
+    assert not trial(held_up).won and not trial(held_up).decided and trial(held_up).rounds == 2
+    again = contest(0.002, 0.001)
+    assert trial(again).won
 
 
 def test_a_bad_candidate_is_hardly_ever_deployed() -> None:

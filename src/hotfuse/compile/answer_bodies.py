@@ -400,7 +400,8 @@ def checked(answer: Message) -> Message:
     header, _ = answer
     if header.get("answer") == Refusal.kind:
         said, _ = _read(answer, (Refusal,))
-        raise CaptureError(said.what, where=said.where, because=said.because, hint=said.hint, why=Why[said.why])
+        why = Why.__members__.get(said.why, Why.WRONG_ANSWER)  # a worker of changed sources may know reasons that nobody here knows
+        raise CaptureError(said.what, where=said.where, because=said.because, hint=said.hint, why=why)
     return answer
 
 

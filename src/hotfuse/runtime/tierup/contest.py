@@ -2,7 +2,8 @@
 
 The comparison costs nothing and sees what users see: their threads, their load, their sizes. Its rounds are those of
 `runtime.tierup.race` and are judged by the same bet. A candidate that takes more than twice as long from the beginning is out
-after two rounds.
+after two rounds, so that calls do not pay for it. Two rounds are no verdict: another program that had the core twice looks the
+same, so it is tried again later (decision 406).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class LiveContest:
         self._bad += new > BADLY * old
         rounds, wins = len(self._rounds), self._wins
         if self._bad >= BAD_ROUNDS and 2 * self._bad > rounds:
-            self._end(won=False, decided=True)
+            self._end(won=False, decided=False)
         elif rounds <= 16 or rounds % max(1, rounds >> 3) == 0:  # a look at any of them is allowed, and each takes its time
             won = growth(wins, rounds) >= 1 / ALPHA or by_far(self._rounds)
             lost = growth(rounds - wins, rounds) >= 1 / ALPHA
