@@ -2,7 +2,7 @@
 
     %front = all(%real[:, 1:] <= %real[:, :-1])          true for padding behind sequences, false for holes and padding before them
 
-Encoders of torch do that (`frontends.nested`), and show padded rows or not by the answer.
+Encoders of torch do that (`frontends.as_in_eager.nested`), and show padded rows or not by the answer.
 """
 
 from __future__ import annotations

@@ -32,14 +32,15 @@ from hotfuse.base.changed_arguments import contents, take_after
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.structure import Spec, StructureBuilder
+from hotfuse.frontends.as_in_eager.fused_layers import with_eagers_masks
+from hotfuse.frontends.as_in_eager.idle_conversions import without_idle_conversions
+from hotfuse.frontends.as_in_eager.nested import without_nested_tensors
+from hotfuse.frontends.as_in_eager.packed_sequences import over_padded_sequences, padded
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.derived_weights import computed_in_the_layer
-from hotfuse.frontends.fused_layers import with_eagers_masks
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.made_of import hold
-from hotfuse.frontends.nested import without_nested_tensors
-from hotfuse.frontends.packed_sequences import over_padded_sequences, padded
 from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
 from hotfuse.frontends.paths.join import joined
 from hotfuse.frontends.paths.reads import Path as DataPath
@@ -131,6 +132,7 @@ def traced_as_in_eager(modules: Iterable[nn.Module]) -> None:
     with_eagers_masks(modules)
     over_padded_sequences(modules)
     computed_in_the_layer(modules)
+    without_idle_conversions(modules)
 
 
 def capture(
