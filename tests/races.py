@@ -30,6 +30,7 @@ from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.common.lowered import StateArgument
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve import parallel_branches
+from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup import attempt_runner
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.tierup.race import race as real_race
@@ -75,7 +76,10 @@ def prolonged(run: Callable[..., Any], times: float) -> Callable[..., Any]:
 
 
 def new_plans_win(patch: pytest.MonkeyPatch, seconds: float = SLOWER_S) -> None:
-    """Rounds beside calls are run and timed as ever; what serves already sleeps in them, so that what is new wins."""
+    """Rounds beside calls are run and timed as ever; what serves already sleeps in them, so that what is new wins. It goes on
+    serving: blocks of whole calls, where nobody sleeps and the clock would decide, are not begun.
+    """
+    patch.setattr(Entry, "in_whole_calls", lambda _entry, _plan: None)
     raced(patch, lambda: (seconds, 0.0))
 
 

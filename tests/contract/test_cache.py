@@ -180,12 +180,15 @@ def test_a_miss_says_what_has_changed(tmp_path: Path, changed: str, said: str) -
     assert held.stats()["reasons"]["misses: nothing like it was kept"] == 1
 
 
-def test_the_newest_for_other_sizes_is_found_and_nothing_else_is(tmp_path: Path) -> None:
+def test_the_newest_for_other_sizes_or_threads_is_found_and_nothing_else_is(tmp_path: Path) -> None:
     held = _folder(tmp_path)
     held.put(Address("plan", "s", {"threads": "1", "sizes": "[1]"}), BODY)
     found = held.latest(Address("plan", "s", {"threads": "1", "sizes": "[2]"}))
     assert found is not None and found[0] == (BODY, []) and "other sizes" in found[1]
-    assert held.latest(Address("plan", "s", {"threads": "2", "sizes": "[2]"})) is None
+    found = held.latest(Address("plan", "s", {"threads": "2", "sizes": "[2]"}))
+    assert found is not None and "another number of threads" in found[1], "which is raced before it serves (decision 391)"
+    assert held.latest(Address("plan", "t", {"threads": "1", "sizes": "[2]"})) is None
+    assert held.latest(Address("groups", "s", {"threads": "1", "sizes": "[2]"})) is None
     assert held.latest(Address("plan", "s", {"threads": "1", "sizes": "[1]"})) is None
 
 

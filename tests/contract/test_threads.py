@@ -29,7 +29,7 @@ def any_work_is_worth_a_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """Clocks decide nothing here, and small kernels are divided as large ones are."""
     kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
-    monkeypatch.setattr(units.VariantSearch, "found", lambda _self: VariantDecision())
+    monkeypatch.setattr(units.VariantSearch, "decide", lambda _self: VariantDecision())
     for name in ("WORK_PER_THREAD", "AWAKE_WORK", "MEETING_WORK"):
         monkeypatch.setattr(thread_work, name, 1)
     before = torch.get_num_threads()

@@ -40,13 +40,13 @@ def backends(fast: Any) -> list[str]:
 def served(model: nn.Module, calls: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, int]:
     """The model after these calls, each right; and how many kernels were interpreted for the last one."""
     new_plans_win(monkeypatch, 0.2)  # an interpreter wins no other race
-    counted, run = list[str](), interpreting.interp.run
+    counted, run = list[str](), interpreting.interpreter.run
 
     def noted(kernel: Any, *args: Any) -> None:
         counted.append(kernel.name)
         run(kernel, *args)
 
-    monkeypatch.setattr(interpreting.interp, "run", noted)
+    monkeypatch.setattr(interpreting.interpreter, "run", noted)
     fast = hotfuse.jit(model, settings=SERVED)
     for x in calls:
         counted.clear()

@@ -12,6 +12,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import InputError, Settings
+from hotfuse.runtime.capturing import RESTING_CALLS
 from hotfuse.runtime.plans import CALLS_A_CAPTURE
 
 INLINE = Settings(capture="inline")
@@ -577,10 +578,11 @@ def test_captures_that_are_used_pay_for_more() -> None:
     for power in "123":
         torch.testing.assert_close(fast(x, power), model(x, power))
     assert fast.stats()["captures"] == 2 and "limit of captured graphs was reached" in str(fast.explain())
-    for _ in range(2 * CALLS_A_CAPTURE):
+    for _ in range(4 * CALLS_A_CAPTURE):  # blocks of them may be the own code's, while it is compared with the plan
         fast(x, "1")
     before = in_graph(fast)
-    for _ in range(3):
+    assert before >= CALLS_A_CAPTURE
+    for _ in range(RESTING_CALLS + 3):  # where nothing more was captured, so many calls rest
         torch.testing.assert_close(fast(x, "3"), model(x, "3"))
     assert fast.stats()["captures"] == 3 and in_graph(fast) > before and "limit of captured" not in str(fast.explain())
 
