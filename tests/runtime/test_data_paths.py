@@ -135,6 +135,21 @@ def _near(i: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x + (0.0, 0.1, 9.0)[i % 3]
 
 
+class Chunks(nn.Module):
+    """As Longformer does: numbers that do not depend on data are tensors, too, and are sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(D, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x.sum() > 0).item()):
+            x = self.fc(x)
+        chunks = torch.div(x.size(0), 2, rounding_mode="trunc")
+        y = x.view(chunks, 2, D)
+        return y.sum(1) + x[x[:, 0] > 0].sum()
+
+
 PROGRAMS: dict[str, tuple[type[_Two], Call, float]] = {
     "validates": (Validates, lambda i: (_x() * (float("nan") if i == 11 else -100 if i == 13 else 1),), 0.8),
     "chooses": (Chooses, lambda i: (_x(by=0.5 if i % 3 else -0.5),), 0.8),
@@ -146,6 +161,7 @@ PROGRAMS: dict[str, tuple[type[_Two], Call, float]] = {
     "kinds": (Kinds, lambda i: (_x(), torch.randint(0, 1 + i % 3, (8,))), 0.1),
     "lengths": (Lengths, lambda i: (_x(3, 6, D), torch.randint(0, 7, (3,))), 0.9),
     "maps": (Maps, lambda i: (_x(),), 0.9),
+    "chunks": (Chunks, lambda i: (_x(by=0.5 if i % 4 else -0.5),), 0.6),
     "compares": (Compares, _near, 0.6),
     "names": (Names, lambda i: (_x(by=0.5 if i % 4 else -0.5),), 0.3),
     "writes": (Writes, lambda i: (_x(by=0.5 if i % 4 else -0.5), torch.zeros(D)), 0.4),

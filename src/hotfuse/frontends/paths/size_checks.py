@@ -134,7 +134,7 @@ def _numbers_that_are_sizes(nodes: Sequence[Node]) -> set[str]:
     sizes = {s for n in nodes for v in n.outs if isinstance(v.type, TensorType) for d in v.type.shape for s in symbols(d)}
     read = set[str]()
     for n in nodes:
-        t = n.outs[0].type if n.op in _ITEMS else None
+        t = n.outs[0].type if n.op in _ITEMS and n.outs else None
         if isinstance(t, ScalarType) and t.expr is not None and symbols(t.expr) & sizes:
             read |= {v.name for v in n.ins}
     return read
