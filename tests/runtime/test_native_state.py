@@ -31,6 +31,7 @@ import uuid
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,20 @@ def test_what_native_code_holds_is_changed_by_every_call(made: Callable[[], Any]
         assert 0 <= read() - CALLS <= captures  # a capture in this process runs the code, where nothing can stop it
 
 
+@pytest.mark.parametrize("capture", ["inline", "background"])
+def test_work_that_others_are_given_is_given_by_every_call(capture: Any) -> None:
+    """In a fork there is no thread that would do it, and nothing that shows."""
+    done: list[int] = []
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        model = Effect(lambda: pool.submit(done.append, 1))
+        with hotfuse.jit(model, settings=Settings(capture=capture, hot_calls=2)) as fast:
+            for _ in range(CALLS):
+                fast(torch.randn(3, 8))
+                assert fast.wait(60)
+            assert reason(fast) and fast.stats()["graph_calls"] == 0
+    assert len(done) == CALLS
+
+
 @pytest.mark.parametrize("buffering", [0, 1, -1])
 @pytest.mark.parametrize("flush", [False, True])
 def test_files_are_written_by_calls_alone_where_a_fork_captures(tmp_path: Path, buffering: int, flush: bool) -> None:
@@ -325,6 +340,7 @@ ASKED: dict[str, Callable[[], Any]] = {
     "a unique name": uuid.uuid4,
     "a file": lambda: Path(__file__).read_text(),
     "a file of torch's": lambda: torch.save({}, _PLACE),
+    "another thread": lambda: threading.Thread(target=int).start(),
     "a program": lambda: subprocess.run(["true"], check=True),
 }
 
@@ -409,19 +425,21 @@ def test_a_module_imported_meanwhile_keeps_functions_that_tell_nobody_later() ->
 
 
 def test_traces_of_two_threads_that_overlap_leave_nothing_behind() -> None:
-    before, entered, leave = time.perf_counter, threading.Event(), threading.Event()
+    before, begin, entered, leave = time.perf_counter, threading.Event(), threading.Event(), threading.Event()
     other: list[str] = []
 
     def trace() -> None:
+        begin.wait(60)
         with process_effects(other.append):
             entered.set()
             leave.wait(60)
             time.perf_counter()
 
     thread = threading.Thread(target=trace)
+    thread.start()
     own: list[str] = []
     with process_effects(own.append):
-        thread.start()
+        begin.set()
         assert entered.wait(60)
         time.perf_counter()
     assert time.perf_counter is not before  # the other thread's is under way

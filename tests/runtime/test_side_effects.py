@@ -318,11 +318,13 @@ def test_caches_that_are_filled_by_the_first_call_are_no_effect() -> None:
 def test_other_threads_and_the_time_after_go_their_way(tmp_path: Path) -> None:
     import threading
 
+    begin = threading.Event()
+    thread = threading.Thread(target=lambda: (begin.wait(60), print("other"), (tmp_path / "other").write_text("x")))
+    thread.start()
     with contextlib.redirect_stdout(io.StringIO()) as text:
         with observed() as seen:
             stream = sys.stdout
-            thread = threading.Thread(target=lambda: (print("other"), (tmp_path / "other").write_text("x")))
-            thread.start()
+            begin.set()
             thread.join()
             assert LOG.isEnabledFor(logging.CRITICAL) is False
         print("after", file=stream)  # somebody kept it

@@ -40,9 +40,12 @@ _DESCRIPTORS = ("write", "writev", "pwrite", "sendfile", "read", "readv", "pread
 _CLOCKS = [f"{name}{unit}" for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time") for unit in ("", "_ns")]
 _SIGNALS = ("raise_signal", "alarm", "setitimer")
 _SOCKETS = ("send", "sendall", "recv", "recv_into", "recvfrom", "recvmsg"), "uses a socket"
+_WORK = ("submit",), "gives work to others"
 _METHODS = {
     ("socket", "socket"): _SOCKETS, ("ssl", "SSLSocket"): _SOCKETS,
     ("multiprocessing.connection", "Connection"): (("_send", "_recv"), "uses a pipe"),
+    ("threading", "Thread"): (("start",), "starts a thread"),
+    ("concurrent.futures.thread", "ThreadPoolExecutor"): _WORK, ("concurrent.futures.process", "ProcessPoolExecutor"): _WORK,
 }  # fmt: skip
 """Of classes of the standard library, where somebody has imported them."""
 _SAVED = {"save": "writes a file", "load": "reads a file"}
