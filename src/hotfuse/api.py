@@ -37,7 +37,7 @@ from hotfuse.compile.workers.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
-from hotfuse.frontends.lifted_state import CHANGES, LiftedState, StatePlaces, values_of
+from hotfuse.frontends.lifted_state import CHANGES, OF_THE_PROCESS, LiftedState, StatePlaces, values_of
 from hotfuse.frontends.made_of import hold
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import keep, release
@@ -90,6 +90,8 @@ class TorchModel:
         """Told what calls of an earlier process changed of the same model; whether that is among the arguments from here on."""
         self.unnamed = self._stays = _why_not_pickled(target)
         """Why its captures are not kept, and why it is not sent to workers; empty where it is, or nobody asked so far."""
+        self._asked_fork = False
+        """Whether a fork of the process as it was then was asked, behind a worker's refusal for what the code did there."""
         self._packed: PackedModel | None = None
         """From the look for an earlier process's graph until the capture: the model is pickled once for both. Pickling holds the
         interpreter lock for most of the time in which the next calls come, and on a device one of those is recorded."""
@@ -177,9 +179,30 @@ class TorchModel:
         try:
             return self._capture(spec, call, watching)
         except CaptureError as e:
+            if e.why is Why.SIDE_EFFECT and (found := self._captured_in_own_fork(spec, call, watching, e.what)) is not None:
+                return found
             if e.why is Why.STATEFUL or (e.why is Why.SIDE_EFFECT and e.what.startswith(CHANGES)):
                 self.changes_itself()
             raise
+
+    def _captured_in_own_fork(
+        self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None], what: str
+    ) -> Capture | None:
+        """The graph of a model whose code did something in a worker, from a fork that begins now. The worker began before the
+        model's first calls, which may have done it for all later ones: read a table into a variable. None where the fork says the
+        same, or the model changes what is its own, which travels.
+        """
+        own = what.startswith(CHANGES) and not what.removeprefix(CHANGES).startswith(OF_THE_PROCESS)
+        if self._stays or self._asked_fork or own or self.settings.capture != "background":
+            return None
+        self._asked_fork = True
+        because = "a worker has not what its first calls made for later ones"
+        try:
+            found = self._capture_in_place(spec, call, watching, because, only_forked=True)
+        except CaptureError:
+            return None
+        self._stays = because
+        return found
 
     def _capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
@@ -218,7 +241,9 @@ class TorchModel:
         """
         return replace(done, graph=read_anywhere(done.graph, held_by_objects(spec))) if self.settings.caches == "grow" else done
 
-    def _capture_in_place(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None], because: str) -> Capture:
+    def _capture_in_place(
+        self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None], because: str, *, only_forked: bool = False
+    ) -> Capture:
         """Capture a model that cannot be sent: in a fork made for it, or else in this process, in turns with calls."""
         held = hold(self.target, spec)
         watch = self._guard(held.modules, held.tensors)
@@ -231,7 +256,7 @@ class TorchModel:
             try:
                 message = ask_here(request) if self.settings.capture == "inline" else ask_fork(request, self.settings)
             except ForkFailed as e:
-                if service().stopping:
+                if only_forked or service().stopping:
                     raise
                 how, message = f"in this process ({e.because or e.what})", ask_here(request)
             done = self._growing(spec, captured_from(message))

@@ -40,6 +40,8 @@ def view_of(target: nn.Module, serve: Serve) -> nn.Module | str:
 
     own = {"__call__": __call__, "forward": functools.wraps(cls.forward)(forward), "__reduce_ex__": __reduce_ex__,
            "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    if hasattr(cls, "__del__"):
+        own["__del__"] = lambda _self: None  # that is the module's own to do
     try:
         view: nn.Module = object.__new__(meta(cls.__name__, (cls,), own))
         view.__dict__ = target.__dict__

@@ -15,8 +15,10 @@ from torch import nn
 import hotfuse
 from hotfuse import api
 from hotfuse.base.settings import Settings
+from hotfuse.compile import changed_state
 from hotfuse.compile.changed_state import remember_state, remembered_state
 from hotfuse.frontends.lifted_state import LiftedState, StatePlaces
+from hotfuse.frontends.naming import structure_name
 
 D = 32
 
@@ -102,6 +104,23 @@ def test_models_that_brought_no_state_are_remembered_beside_each_other(tmp_path:
     remember_state(Stream(2 * D).eval(), large, settings)
     assert remembered_state(_stream(), settings) == small
     assert remembered_state(Stream(2 * D).eval(), settings) == large
+
+
+def test_many_models_of_a_class_that_change_the_same_take_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, state, named = Settings(cache_dir=tmp_path), StatePlaces(frozenset({"sums"})), list[nn.Module]()
+    for width in range(1, 9):
+        remember_state(Stream(width).eval(), state, settings)
+    other = StatePlaces(frozenset({"none_of_theirs"}))
+    remember_state(Stream(9).eval(), other, settings)
+
+    def counted(model: nn.Module, without: Any) -> str:
+        named.append(model)
+        return structure_name(model, without)
+
+    monkeypatch.setattr(changed_state, "structure_name", counted)
+    assert remembered_state(Stream(1).eval(), settings) == state
+    assert remembered_state(Stream(10).eval(), settings) is None
+    assert len(named) == 2
 
 
 @pytest.mark.parametrize(("buffers", "attributes"), [((), ()), (("no",), ()), (("sums",), ("no",)), ((), ("layers",))])

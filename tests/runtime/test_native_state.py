@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import collections
 import colorsys
+import configparser
 import csv
 import ctypes
+import hashlib
 import importlib
 import io
 import itertools
 import json
+import multiprocessing
 import os
+import pickle
 import queue
+import signal
+import socket
 import sqlite3
 import subprocess
+import sys
 import tempfile
+import textwrap
 import threading
 import time
 import uuid
 import weakref
+import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +44,9 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Action, Why
+from hotfuse.compile.workers.forked import let_go
 from hotfuse.frontends.native_state import native_state
+from hotfuse.frontends.process_effects import process_effects
 from hotfuse.frontends.side_effects import observed
 
 CALLS = 20
@@ -120,6 +133,27 @@ def items() -> tuple[Callable[[], Any], Callable[[], Any]]:
     return lambda: next(held), lambda: next(held)
 
 
+def numbered_items() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held = enumerate(map(str, range(200)))
+    return lambda: next(held), lambda: next(held)[0]
+
+
+def chained() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held = itertools.chain(n for n in range(200))
+    return lambda: next(held), lambda: next(held)
+
+
+def called() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    given = [0]
+
+    def more() -> int:
+        given[0] += 1
+        return given[0]
+
+    held = iter(more, None)
+    return lambda: next(held), lambda: given[0]
+
+
 def yielding() -> tuple[Callable[[], Any], Callable[[], Any]]:
     def numbered() -> Iterator[int]:
         n = 0
@@ -147,6 +181,73 @@ def function() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
     counts.calls = 0  # pyright: ignore
     return counts, lambda: counts.calls  # pyright: ignore
+
+
+def masked() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held = np.ma.zeros(4)
+    return lambda: held.__setitem__(0, held[0] + 1), lambda: held[0]
+
+
+def hashed() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held = hashlib.sha256()
+    known = {hashlib.sha256(b"x" * n).digest(): n for n in range(99)}
+    return lambda: held.update(b"x"), lambda: known[held.digest()]
+
+
+def pickled() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held = io.BytesIO()
+    writer = pickle.Pickler(held, 0)
+    return lambda: writer.dump(None), lambda: held.getvalue().count(b"N.")
+
+
+def configured() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held = configparser.ConfigParser()
+    held["calls"] = {"n": "0"}
+    return lambda: held.set("calls", "n", str(held.getint("calls", "n") + 1)), lambda: held.getint("calls", "n")
+
+
+def awaited() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held: asyncio.Queue[int] = asyncio.Queue()
+    return lambda: held.put_nowait(1), held.qsize
+
+
+def sent() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    ours, theirs = socket.socketpair()
+    return lambda: ours.send(b"x"), lambda: len(theirs.recv(999))
+
+
+def sent_as_a_file() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    ours, theirs = socket.socketpair()
+    file = ours.makefile("wb", buffering=0)
+    return lambda: file.write(b"x"), lambda: len(theirs.recv(999))
+
+
+def piped() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    theirs, ours = multiprocessing.Pipe(duplex=False)
+
+    def read() -> int:
+        count = 0
+        while theirs.poll():
+            count += theirs.recv()
+        return count
+
+    return lambda: ours.send(1), read
+
+
+def signalled() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    came: list[int] = []
+    signal.signal(signal.SIGUSR2, lambda number, _frame: came.append(number))
+    return lambda: signal.raise_signal(signal.SIGUSR2), lambda: len(came)
+
+
+def named_file() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - held on purpose
+    return lambda: held.write("x"), held.tell
+
+
+def archived() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    held = zipfile.ZipFile(io.BytesIO(), "w")
+    return lambda: held.writestr(f"{len(held.namelist())}", b""), lambda: len(held.namelist())
 
 
 def database() -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -177,7 +278,8 @@ def appended() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 MADE = (text, printed, dumped, rows, counted, strided, numbers, raw, viewed, native, released, queued, items, yielding,
-        least_recent, by_object, function, database, temporary, folders, appended)  # fmt: skip
+        least_recent, by_object, function, database, temporary, folders, appended, numbered_items, chained, called, masked, hashed,
+        pickled, configured, awaited, sent, sent_as_a_file, piped, signalled, named_file, archived)  # fmt: skip
 
 UNWATCHED = (strided, viewed)
 """No look can tell of these at every call, so that nothing is captured."""
@@ -194,6 +296,20 @@ def test_what_native_code_holds_is_changed_by_every_call(made: Callable[[], Any]
         assert fast.stats()["graph_calls"] == 0 and (reason(fast) or made in UNWATCHED)
         captures = fast.stats()["captures"]
         assert 0 <= read() - CALLS <= captures  # a capture in this process runs the code, where nothing can stop it
+
+
+@pytest.mark.parametrize("capture", ["inline", "background"])
+def test_work_that_others_are_given_is_given_by_every_call(capture: Any) -> None:
+    """In a fork there is no thread that would do it, and nothing that shows."""
+    done: list[int] = []
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        model = Effect(lambda: pool.submit(done.append, 1))
+        with hotfuse.jit(model, settings=Settings(capture=capture, hot_calls=2)) as fast:
+            for _ in range(CALLS):
+                fast(torch.randn(3, 8))
+                assert fast.wait(60)
+            assert reason(fast) and fast.stats()["graph_calls"] == 0
+    assert len(done) == CALLS
 
 
 @pytest.mark.parametrize("buffering", [0, 1, -1])
@@ -217,11 +333,14 @@ def test_files_are_written_by_calls_alone_where_a_fork_captures(tmp_path: Path, 
     assert path.read_text() == "x\n" * CALLS
 
 
+_PLACE = Path(tempfile.mkdtemp()) / "saved"
 ASKED: dict[str, Callable[[], Any]] = {
     "a clock": lambda: time.perf_counter(),
     "the time": lambda: time.time_ns(),
     "a unique name": uuid.uuid4,
     "a file": lambda: Path(__file__).read_text(),
+    "a file of torch's": lambda: torch.save({}, _PLACE),
+    "another thread": lambda: threading.Thread(target=int).start(),
     "a program": lambda: subprocess.run(["true"], check=True),
 }
 
@@ -291,3 +410,96 @@ def test_imports_and_the_library_are_nobodys_effects() -> None:
         with pytest.raises(CaptureError, match="reads a file"):
             Path(__file__).read_text()
     assert time.perf_counter is before and len(seen.done) == 2
+
+
+def test_a_module_imported_meanwhile_keeps_functions_that_tell_nobody_later() -> None:
+    with observed() as seen:
+        kept, saved = time.perf_counter, socket.socket.send
+        kept()
+    assert len(seen.done) == 1 and kept is not time.perf_counter and saved is not socket.socket.send
+    assert "send" not in vars(socket.socket)  # it is inherited, as before
+    kept()
+    ours, theirs = socket.socketpair()
+    saved(ours, b"x")
+    assert len(seen.done) == 1 and theirs.recv(9) == b"x"
+
+
+def test_traces_of_two_threads_that_overlap_leave_nothing_behind() -> None:
+    before, begin, entered, leave = time.perf_counter, threading.Event(), threading.Event(), threading.Event()
+    other: list[str] = []
+
+    def trace() -> None:
+        begin.wait(60)
+        with process_effects(other.append):
+            entered.set()
+            leave.wait(60)
+            time.perf_counter()
+
+    thread = threading.Thread(target=trace)
+    thread.start()
+    own: list[str] = []
+    with process_effects(own.append):
+        begin.set()
+        assert entered.wait(60)
+        time.perf_counter()
+    assert time.perf_counter is not before  # the other thread's is under way
+    time.perf_counter()
+    leave.set()
+    thread.join(60)
+    assert time.perf_counter is before and (len(own), len(other)) == (1, 1)
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True, timeout=120)
+    return done.stdout
+
+
+def test_what_is_deleted_as_the_interpreter_ends_may_ask_the_system() -> None:
+    assert run("""
+        import os, sys, torch
+        from hotfuse.frontends.side_effects import observed
+
+        class Last:
+            def __del__(self, listed=os.listdir, put=os.write):
+                listed("/")
+                put(1, b"listed")
+
+        torch.last = Last()
+        with observed():
+            pass
+    """) == "listed"  # fmt: skip
+
+
+@pytest.mark.parametrize("refusal", ["RuntimeError", "PermissionError"])
+def test_where_another_hook_forbids_ours_nothing_is_captured(refusal: str) -> None:
+    assert "an audit hook of the process forbids others" in run(f"""
+        import sys
+        def only(event, args):
+            if event == "sys.addaudithook":
+                raise {refusal}("no other hooks")
+        sys.addaudithook(only)
+        from hotfuse.base.errors import CaptureError
+        from hotfuse.frontends.side_effects import observed
+        try:
+            with observed():
+                pass
+        except CaptureError as e:
+            print(e)
+    """)
+
+
+@pytest.mark.parametrize("missing", ["memory", "everything"])
+def test_descriptors_of_a_fork_lead_away_from_files_where_memory_has_no_names(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_args: Any, **_named: Any) -> Any:
+        raise OSError("too many open files")
+
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    if missing == "everything":
+        monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with (tmp_path / "servers").open("wb", buffering=0) as file, Path(os.devnull).open("rb+", buffering=0) as nowhere:
+        let_go(file.fileno(), nowhere.fileno())
+        file.write(b"x")
+        assert file.tell() == (1 if missing == "memory" else 0)
+    assert (tmp_path / "servers").read_bytes() == b""

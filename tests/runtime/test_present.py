@@ -19,6 +19,7 @@ from hotfuse import Settings
 from hotfuse.base.errors import CaptureError
 from hotfuse.compile.workers import fork_once
 from hotfuse.frontends import made_of, present
+from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.ship import ship
 
 QUIET = Settings(tiers=0, watch=False)
@@ -229,3 +230,51 @@ def test_a_process_that_ends_takes_the_fork_with_it(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     subprocess.run([sys.executable, "-c", LEAVES, str(told)], check=True, timeout=240)
     assert not Path(f"/proc/{int(told.readlink().name)}").exists(), "its capture went on for nobody"
+
+
+class Closing(nn.Module):
+    """It removes a file when it is deleted."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.fc, self.path = nn.Linear(8, 8), path
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.fc(x))
+
+    def __del__(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class Temporary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.file = nn.Linear(8, 8), tempfile.NamedTemporaryFile("w+")  # noqa: SIM115
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.fc(x))
+
+
+@pytest.mark.parametrize("capture", ["inline", "background"])
+def test_what_a_model_does_when_it_is_deleted_no_capture_does(capture: Any, tmp_path: Path) -> None:
+    (tmp_path / "held").write_text("x")
+    for model in (inner := Closing(tmp_path / "held"), nn.Sequential(inner), temporary := Temporary()):
+        with hotfuse.jit(model, settings=Settings(tiers=0, watch=False, capture=capture)) as fast:
+            for _ in range(8):
+                fast(torch.randn(3, 8))
+                assert fast.wait(60)
+            assert fast.stats()["graph_calls"] > 0
+        assert (tmp_path / "held").exists()
+    assert Path(temporary.file.name).exists()
+
+
+def test_a_text_file_is_not_read_to_send_a_model(tmp_path: Path) -> None:
+    model = nn.Linear(8, 8)
+    with (tmp_path / "log").open("w+") as file:
+        model.__dict__["log"] = file
+        file.write("waits")
+        with pytest.raises(CaptureError, match="text file"):
+            ship(model)
+        with pytest.raises(Unnamed, match="text file"):
+            structure_name(model)
+        assert (tmp_path / "log").read_text() == ""  # to read it, what waits would have been written

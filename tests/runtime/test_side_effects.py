@@ -260,6 +260,44 @@ def test_what_runs_once_in_a_process_has_run() -> None:
     _once.cache_clear()
 
 
+TABLE: dict[str, float] = {}
+
+
+class Memo(nn.Module):
+    """Its first call reads a file, and keeps what is in it for the process, or for the model."""
+
+    def __init__(self, path: Path, *, by_model: bool) -> None:
+        super().__init__()
+        self.linear, self.path, self.by_model = nn.Linear(8, 8), path, by_model
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def read(self) -> float:
+        return float(self.path.read_text())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.by_model and "" not in TABLE:
+            TABLE[""] = float(self.path.read_text())
+        return self.linear(x) * (self.read() if self.by_model else TABLE[""])
+
+
+@pytest.mark.parametrize("by_model", [False, True])
+def test_what_the_first_call_reads_for_all_others_costs_no_plan(tmp_path: Path, *, by_model: bool) -> None:
+    (tmp_path / "scale").write_text("2.0")
+    model, x, settings = Memo(tmp_path / "scale", by_model=by_model), torch.randn(3, 8), Settings(tiers=0, watch=False)
+    TABLE.clear()
+    with torch.no_grad():
+        with hotfuse.jit(nn.Linear(8, 8), settings=settings) as first:  # so that a worker is there before the first call
+            while not first.stats()["graph_calls"]:
+                first(x)
+                assert first.wait(60)
+        want = model(x)
+        with hotfuse.jit(model, settings=settings) as fast:
+            for _ in range(8):
+                assert torch.allclose(fast(x), want, atol=1e-5)
+                assert fast.wait(60)
+            assert fast.stats()["graph_calls"] and not refused(fast)
+
+
 def test_caches_that_are_filled_by_the_first_call_are_no_effect() -> None:
     class Lazy(nn.Module):
         def __init__(self) -> None:
@@ -280,11 +318,13 @@ def test_caches_that_are_filled_by_the_first_call_are_no_effect() -> None:
 def test_other_threads_and_the_time_after_go_their_way(tmp_path: Path) -> None:
     import threading
 
+    begin = threading.Event()
+    thread = threading.Thread(target=lambda: (begin.wait(60), print("other"), (tmp_path / "other").write_text("x")))
+    thread.start()
     with contextlib.redirect_stdout(io.StringIO()) as text:
         with observed() as seen:
             stream = sys.stdout
-            thread = threading.Thread(target=lambda: (print("other"), (tmp_path / "other").write_text("x")))
-            thread.start()
+            begin.set()
             thread.join()
             assert LOG.isEnabledFor(logging.CRITICAL) is False
         print("after", file=stream)  # somebody kept it

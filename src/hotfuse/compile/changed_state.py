@@ -8,6 +8,7 @@ is for a model that has the same name without these very attributes.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -38,7 +39,8 @@ def remembered_state(model: Any, settings: Settings) -> StatePlaces | None:
     folder = folder_of(settings) if isinstance(model, nn.Module) else None
     if folder is None:
         return None
-    found = (state for name, state in _remembered(folder, model) if _name(model, state) == name)
+    names = cache(lambda state: _name(model, state))  # a name takes a walk over the model, and models of a class change the same
+    found = (s for name, s in _remembered(folder, model) if s.can_be_lifted(model) and names(s) == name)
     return next(found, None)
 
 

@@ -27,6 +27,8 @@ from hotfuse.base.lazy_dataclass import dataclass
 
 CHANGES = "the model's code changes "
 """How a refusal begins that tells of changed objects (`frontends.side_effects`): they may be attributes that can be lifted."""
+OF_THE_PROCESS = ("the variable ", "a ", "what ")
+"""How it goes on where what changes is no attribute."""
 Owner = tuple[dict[str, torch.Tensor | None], str]
 """The buffers of a module, and the name of one of them."""
 Keeper = tuple[dict[str, Any], str]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -65,11 +65,15 @@ def _importing() -> bool:
 def _once(frame: FrameType | None) -> bool:
     """Whether a function is running whose result is kept: it has run where the model serves."""
     while frame is not None:
-        kept = frame.f_globals.get(frame.f_code.co_name)
-        if (
-            hasattr(kept, "cache_info")
-            and getattr(getattr(kept, "__wrapped__", None), "__code__", None) is frame.f_code
-        ):
+        if _keeps(frame.f_globals.get(name := frame.f_code.co_name), frame.f_code):
             return True
+        if frame.f_code.co_argcount and frame.f_code.co_varnames[0] in (held := frame.f_locals):
+            owners = type(held[frame.f_code.co_varnames[0]]).__mro__
+            if any(_keeps(vars(cls).get(name), frame.f_code) for cls in owners):
+                return True
         frame = frame.f_back
     return False
+
+
+def _keeps(made: object, code: CodeType) -> bool:
+    return hasattr(made, "cache_info") and getattr(getattr(made, "__wrapped__", None), "__code__", None) is code

@@ -30,7 +30,7 @@ from torch import nn
 
 from hotfuse.base.bytecode import globals_of
 from hotfuse.base.errors import CaptureError
-from hotfuse.frontends.ship import MAX_SHIPPED_ELEMENTS, PLAIN_TYPES, describe, operator_named
+from hotfuse.frontends.ship import MAX_SHIPPED_ELEMENTS, PLAIN_TYPES, describe, operator_named, refuse_files
 
 MAX_CODE = 4096
 """Functions, classes and modules that a model's code may be spread over."""
@@ -83,6 +83,7 @@ class _ModelPickler(cloudpickle.Pickler):
         self._registered: set[int] = set()
 
     def reducer_override(self, obj: Any) -> Any:
+        refuse_files(obj)
         if isinstance(obj, torch._ops.OpOverload):
             return operator_named, (obj.namespace, obj._opname, obj._overloadname)
         if isinstance(obj, torch._ops.OpOverloadPacket):

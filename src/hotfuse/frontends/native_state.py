@@ -28,10 +28,16 @@ import numpy as np
 MAX_BYTES = 1 << 28
 """Of one object: larger ones are told by their size alone."""
 _ITERABLES: list[Any] = [[], (), range(0), {}, {}.values(), {}.items(), set[int](), "", b""]
-_ITERATORS = tuple(type(iter(kind)) for kind in _ITERABLES)
+_ITERATORS = (*(type(iter(kind)) for kind in _ITERABLES), type(reversed([])), type(iter(collections.deque())))
+_OF_OTHERS = (enumerate, zip, map, filter, type(iter(list, [])), *(c for c in vars(itertools).values() if isinstance(c, type)))
+"""Iterators that go through others."""
 _C_DATA = (ctypes.Structure, ctypes.Union, ctypes.Array, type(ctypes.c_int()).__mro__[1])
-_ATTRIBUTES_ARE_STATE = frozenset({"threading", "multiprocessing", "weakref"})
-"""Packages of the standard library whose objects are Python's own and change when they are used: events, shared values, queues."""
+_ATTRIBUTES_ARE_STATE = ("threading", "multiprocessing", "weakref", "asyncio.locks", "asyncio.queues", "configparser", "sched",
+                         "shelve", "tarfile", "tempfile", "zipfile")  # fmt: skip
+"""Modules of the standard library whose objects are Python's own and change when they are used: events, shared values, queues."""
+_WRITERS = ("_csv", "_pickle")
+"""Modules whose objects write to what they were made for."""
+_HASHES = ("_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3", "_blake2", "hmac")
 
 
 def native_state(obj: Any) -> Callable[[], dict[Any, Any]] | None:
@@ -41,6 +47,8 @@ def native_state(obj: Any) -> Callable[[], dict[Any, Any]] | None:
             return lambda: _read(read, obj)
     if (sqlite := sys.modules.get("sqlite3")) is not None and isinstance(obj, sqlite.Connection):
         return lambda: _read(lambda c: {"": c.total_changes}, obj)
+    if type(obj).__module__ in _HASHES:
+        return lambda: _read(lambda h: {"": h.digest()}, obj)
     return None
 
 
@@ -48,12 +56,12 @@ def led_to(obj: Any) -> list[Any]:
     """What an object of native code writes to or reads from, where that is to be looked at."""
     if isinstance(obj, memoryview):
         return [obj.obj]
-    return gc.get_referents(obj) if type(obj).__module__ == "_csv" else []
+    return gc.get_referents(obj) if isinstance(obj, _OF_OTHERS) or type(obj).__module__ in _WRITERS else []
 
 
 def attributes_are_state(kind: type) -> bool:
     """Whether objects of the standard library's class hold in their attributes what their methods change."""
-    return kind.__module__.partition(".")[0] in _ATTRIBUTES_ARE_STATE
+    return f"{kind.__module__}.".startswith(tuple(f"{name}." for name in _ATTRIBUTES_ARE_STATE))
 
 
 def _read(read: Callable[[Any], dict[Any, Any]], obj: Any) -> dict[Any, Any]:
@@ -69,6 +77,8 @@ def _bytes(obj: Any) -> dict[Any, Any]:
 
 
 def _array(obj: np.ndarray) -> dict[Any, Any]:
+    if isinstance(obj, np.ma.MaskedArray):
+        return {"": (*_array(np.asarray(obj)).values(), *_array(np.ma.getmaskarray(obj)).values())}
     if obj.dtype.hasobject:
         return dict(enumerate(obj.flat))
     if not obj.flags.c_contiguous:
@@ -108,7 +118,7 @@ def _position(value: Any) -> Any:
         return tuple(map(_position, cast("list[Any]", value)))
     if isinstance(value, _ITERATORS):
         return operator.length_hint(cast("Iterator[Any]", value), -1)
-    if type(value).__module__ == "itertools":
+    if isinstance(value, _OF_OTHERS):
         return _position(value.__reduce__()[1:])
     return value if isinstance(value, int | float | str | None) else id(value)
 
@@ -129,8 +139,9 @@ _READ: dict[tuple[type, ...], Callable[[Any], dict[Any, Any]]] = {
     (io.StringIO, io.BytesIO): _in_memory,
     (io.TextIOWrapper,): _text_file,
     (io.IOBase,): _file,
-    (itertools.cycle, itertools.count, itertools.chain, itertools.islice, itertools.repeat, itertools.accumulate): _itertool,
+    _OF_OTHERS: _itertool,
     _ITERATORS: _iterator,
+    (np.flatiter,): lambda f: {"": f.index},
     (types.GeneratorType,): _generator,
     (queue.SimpleQueue,): lambda q: {"": q.qsize()},
     (collections.OrderedDict,): _ordered,

@@ -11,6 +11,7 @@ that tracing neither computes anything nor exchanges parameters under a thread t
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,20 +51,35 @@ def capture_present(number: int, call: CallSpec) -> Captured:
     held = _held[number]
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     fakes: dict[int, torch.Tensor] = {}
+    twins: dict[int, nn.Module] = {}
     target = held.target
     if isinstance(target, nn.Module):
-        target = _twin(target, mode, fakes, {})
-        traced_as_in_eager(target.modules())
-    elif fused := next((m for m in held.modules if isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer))), None):
+        try:
+            target = _twin(target, mode, fakes, twins)
+            traced_as_in_eager(target.modules())
+            return capture(target, held.spec, held.tensors, call, mode, [fakes.get(id(t), t) for t in held.tensors])
+        finally:
+            _without_end(twins.values())
+    if fused := next((m for m in held.modules if isinstance(m, (nn.MultiheadAttention, nn.TransformerEncoderLayer))), None):
         raise CaptureError(f"a function that leads to a {type(fused).__name__} cannot be traced beside its use",
                            because="its masks mean something else in a trace, and the module is the user's own")  # fmt: skip
-    return capture(target, held.spec, held.tensors, call, mode, [fakes.get(id(t), t) for t in held.tensors])
+    return capture(target, held.spec, held.tensors, call, mode)
+
+
+def _without_end(twins: Iterable[nn.Module]) -> None:
+    """What a class does when an object of it is deleted (closes a file, removes a folder) is the model's to do."""
+    for twin in twins:
+        if hasattr(type(twin), "__del__"):
+            object.__setattr__(twin, "__class__", nn.Module)
 
 
 def _twin(module: nn.Module, mode: FakeTensorMode, fakes: dict[int, torch.Tensor], done: dict[int, nn.Module]) -> nn.Module:
     """The same modules with fake parameters and buffers; everything else is shared."""
     if id(module) in done:
         return done[id(module)]
+    if hasattr(type(module), "__del__") and type(module).__basicsize__ != nn.Module.__basicsize__:
+        raise CaptureError(f"a {type(module).__name__} cannot be traced beside its use",
+                           because="it does something when it is deleted")  # fmt: skip
     try:
         made = object.__new__(type(module))
     except TypeError as e:

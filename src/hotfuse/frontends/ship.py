@@ -6,6 +6,9 @@ cloudpickle carries classes and functions of `__main__` by value, so a script ne
 travel: each tensor becomes a number and a description, and the worker builds a fake tensor from it. Only small tensors
 that are neither parameters nor buffers travel with their data, because tracing may need their values.
 
+What does something when it is deleted (`NamedTemporaryFile`, a connection) does not travel: a copy would do it, too. Nor does a
+text file, which cloudpickle reads from its beginning, under a thread that writes to it.
+
 The blob goes through a pipe between a process and its own child, and nowhere else: it is never written to a file or database.
 """
 
@@ -114,6 +117,9 @@ class _Packer(cloudpickle.Pickler):
         self._registered: set[int] = set()
 
     def reducer_override(self, obj: Any) -> Any:
+        refuse_files(obj)
+        if hasattr(type(obj), "__del__") and not isinstance(obj, io.BytesIO | io.StringIO):
+            raise pickle.PicklingError(f"a {type(obj).__name__} does something when it is deleted, which a copy would do, too")
         if isinstance(obj, torch._ops.OpOverload):
             return operator_named, (obj.namespace, obj._opname, obj._overloadname)
         if isinstance(obj, torch._ops.OpOverloadPacket):
@@ -136,6 +142,12 @@ class _Packer(cloudpickle.Pickler):
             self.tensors.append(obj)
         plain = not isinstance(obj, nn.Parameter) and id(obj) not in self._registered
         return self._numbers[id(obj)], describe(obj, with_data=plain and obj.numel() <= MAX_SHIPPED_ELEMENTS)
+
+
+def refuse_files(obj: Any) -> None:
+    """Raise PicklingError for an open text file, which to write down moves where it stands."""
+    if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+        raise pickle.PicklingError("a text file is open")
 
 
 def operator_named(namespace: str, name: str, overload: str | None) -> Any:

@@ -135,6 +135,7 @@ class _Walk:
             self._class(obj)
         elif (read := native_state(obj)) is not None:
             self._note(f"what a {type(obj).__name__} holds", read)
+            self._left += led_to(obj)
         elif not isinstance(obj, types.ModuleType) and (not _foreign(type(obj)) or attributes_are_state(type(obj))):
             self._object(obj)
         else:

@@ -268,7 +268,7 @@ def _descriptors(requests_in: int, answers_out: int, log: int) -> int:
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in (answers, nowhere):
             with contextlib.suppress(OSError):  # the list itself was open, too
-                _let_go(int(name), nowhere)
+                let_go(int(name), nowhere)
     # What prints goes through new objects: the old ones may have been in use, by a thread that is not here.
     sys.stdin = open(os.devnull)  # noqa: SIM115 - lives as long as the process
     sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
@@ -276,15 +276,27 @@ def _descriptors(requests_in: int, answers_out: int, log: int) -> int:
     return answers
 
 
-def _let_go(number: int, nowhere: int) -> None:
+def let_go(number: int, nowhere: int) -> None:
     """Have an open descriptor lead nowhere; raises OSError where it is not open."""
     socket = stat.S_ISSOCK(os.fstat(number).st_mode)
     if socket or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
         os.dup2(nowhere, number, inheritable=False)
         return
-    written = os.memfd_create("hotfuse")
+    try:
+        written = _memory()
+    except OSError:  # it must not lead to the server's file, whatever shows of it
+        written = os.dup(nowhere)
     os.dup2(written, number, inheritable=False)
     os.close(written)
+
+
+def _memory() -> int:
+    """A file of memory; where the system or this interpreter (built for an older one) has none, a file without a name."""
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            return os.memfd_create("hotfuse")
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
 
 
 def _signals() -> None:
