@@ -287,6 +287,17 @@ class CausalScores(PaddedEncoder):
         return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + hidden).softmax(-1) @ v
 
 
+class LookedUp(nn.Module):
+    """The same of rows of a table."""
+
+    def __init__(self, hides: float = -1e4) -> None:
+        super().__init__()
+        self.tokens, self.hiding = nn.Embedding(TOKENS, WIDTH), Hiding(hides)
+
+    def forward(self, ids: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.hiding(self.tokens(ids), padding)
+
+
 class Hiding(nn.Module):
     """Features that nothing normalizes; `hides` is added to scores of padded keys, or stands in their place."""
 

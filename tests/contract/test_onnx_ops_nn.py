@@ -686,6 +686,15 @@ ML = [
             ({"classlabels_strings": ["a", "b", "c"]}, (2, 3, 1), [0.1, -0.2, 0.3]),
         )
     ],
+    *[
+        ml(
+            "SVMClassifier",
+            f(9, 3),
+            attrs={**machines(31, (2, 3)), "coefficients": [0.5, 1.0, 0.25, 2.0, 0.5], "rho": [rho], "classlabels_ints": [5, 2]},
+            outputs=2,
+        )
+        for rho in (-2.0, -1.0, 0.5)
+    ],
     ml(
         "SVMClassifier",
         f(9, 3),

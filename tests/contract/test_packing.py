@@ -21,12 +21,14 @@ from hotfuse.runtime.serve.packing import PackedRun, Padded
 from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, padded_traffic
 from hotfuse.specialize.row_demands import CannotPack
 from tests.padded import (
+    TOKENS,
     Answering,
     AttendingEncoder,
     CausalScores,
     Compared,
     Hiding,
     LibraryEncoder,
+    LookedUp,
     MaskedInside,
     PaddedEncoder,
     batch,
@@ -396,6 +398,22 @@ def test_rows_that_are_too_large_to_be_hidden_are_computed(hides: float, fills: 
     shown = torch.where(padding[..., None], 0 * x, x), padding
     same = torch.allclose(in_float64(model, spread), in_float64(model, shown))
     assert same is (fills or found.packing.lowers > 1e4), "a mask of -10,000 does not hide such rows"
+
+
+@pytest.mark.parametrize(("hides", "large"), [(-1e4, 1.0), (-1e4, 1e4), (-1e9, 1e2)])
+def test_a_table_with_rows_that_are_too_large_to_be_hidden_is_not_looked_up_packed(hides: float, large: float) -> None:
+    def batches(count: int, length: int) -> tuple[torch.Tensor, ...]:
+        return batch(count, length)[0].clamp(max=TOKENS - 2), features(count, length)[1]
+
+    model = LookedUp(hides).eval()
+    model.tokens.weight[TOKENS - 1] *= large
+    if large == 1e4:
+        with pytest.raises(CannotPack, match="much larger than those of calls"):
+            packed(model, batches)
+        return
+    found, plan = packed(model, batches)
+    ids, padding = batches(3, 16)
+    assert_right(model, found, plan, (torch.where(padding, TOKENS - 1, ids), padding))
 
 
 @pytest.mark.parametrize(("number", "any_first"), [(-1e9, True), (torch.finfo(torch.float32).min, True), (-torch.inf, False)])

@@ -25,6 +25,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.literals import with_numbers
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, TensorType
+from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.packing import MOSTLY_LIVE, Maker, MaskPacker, PackedRun, Padded, magnitude
@@ -124,6 +125,7 @@ def padded_traffic(
     if not able:
         raise NotPadded(f"no kept call can be packed: {packer(calls[0])}")
     packer = _limited(_with_another(packer, weights, able), able)
+    _require_even_tables(graph, weights, packer, able)
     shares = [packer.share(c) for c in calls]
     mean = statistics.fmean(shares)
     ordered = [calls[c] for c in sorted(range(len(calls)), key=lambda c: abs(shares[c] - mean))]
@@ -172,10 +174,29 @@ def _with_another(packer: MaskPacker, weights: Mapping[str, torch.Tensor], calls
 
 def _limited(packer: MaskPacker, calls: Sequence[Call]) -> MaskPacker:
     """With how large an input's numbers may be for masks to hide them: calls tell what they are like as a rule."""
+    floats = ((i, [magnitude(c[i]) for c in calls]) for i, _ in packer.floats)
+    return replace(packer, floats=tuple((i, _reach(packer, usual)) for i, usual in floats))
+
+
+def _reach(packer: MaskPacker, usual: Sequence[float]) -> float:
+    """How large numbers may be that are so large in calls."""
     lowers = min(packer.packing.lowers, packer.then.packing.lowers if packer.then is not None else math.inf)
-    room = ROOM * math.sqrt(max(1.0, lowers / HIDES))
-    floats = ((i, max(1.0, statistics.median(magnitude(c[i]) for c in calls))) for i, _ in packer.floats)
-    return replace(packer, floats=tuple((i, min(LARGEST, room * usual)) for i, usual in floats))
+    return min(LARGEST, ROOM * math.sqrt(max(1.0, lowers / HIDES)) * max(1.0, statistics.median(usual)))
+
+
+def _require_even_tables(graph: Graph, weights: Mapping[str, torch.Tensor], packer: MaskPacker, calls: Sequence[Call]) -> None:
+    """Raise CannotPack where an index may bring a row of a table that is too large to be hidden: indices do not show how large."""
+    places = {v.name: i for i, v in enumerate(graph.inputs)}
+    keys = {p.value.name: p.key for p in graph.params}
+    for n in graph.nodes:
+        if packet(n.op) != "aten.embedding":
+            continue
+        table, index = argument(n, "weight"), argument(n, "indices")
+        if isinstance(table, Value) and isinstance(index, Value) and table.name in keys and index.name in places:
+            rows = weights[keys[table.name]]
+            found = [c[places[index.name]] for c in calls]
+            if not magnitude(rows) <= _reach(packer, [magnitude(rows[i.to(rows.device)]) for i in found]):
+                raise CannotPack("a table has rows that are much larger than those of calls, which the mask may not hide")
 
 
 def _masks(

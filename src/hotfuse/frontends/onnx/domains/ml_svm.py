@@ -2,7 +2,8 @@
 
 Of several classes each two have a machine of their own. The class that most of them name is the label; where probabilities were
 fitted, those of all pairs are coupled by libsvm's iteration, which ends before it has converged, so that only the same steps give
-the same numbers. (`onnx.reference` multiplies vectors there where libsvm multiplies numbers: off by up to 0.13.)
+the same numbers. (`onnx.reference` multiplies vectors there where libsvm multiplies numbers: off by up to 0.13. Of two classes
+whose weights are all positive it names the second whatever comes; libsvm and ONNX Runtime take the machine's word.)
 """
 
 from __future__ import annotations
@@ -128,17 +129,16 @@ def svm_classifier(
         won = torch.where(scores > 0, first, second)
         most = (won.unsqueeze(2) == torch.arange(classes)).sum(1)
         at = (most * classes - torch.arange(classes)).argmax(1)  # the first of several
-        most = most.amax(1).float()
     else:
         scores = work @ weights.reshape(classes, -1).t() + rho[0]
         at, most = scores.argmax(1), scores.amax(1)
+        if len(rho) == 1 and classes == 2 and min(coefficients) >= 0:
+            at = torch.where(most >= 0.5, 1, at)
+        if len(rho) == 1 and classes != 2:
+            return (most > 0).to(torch.int64), scores if scores.shape[1] == 1 else post_transformed(scores, post_transform)
     if likely:
         a, b = torch.tensor(prob_a, dtype=torch.float32), torch.tensor(prob_b, dtype=torch.float32)
         scores = coupled(torch.sigmoid(-(scores * a + b)).clamp(_SURE, 1 - _SURE), classes)
-    if len(rho) == 1 and classes == 2 and not likely and min(coefficients) >= 0:
-        at = torch.where(most >= 0.5, 1, at)
-    if len(rho) == 1 and classes != 2:
-        return (most > 0).to(torch.int64), scores if scores.shape[1] == 1 else post_transformed(scores, post_transform)
     if scores.shape[1] == 1 and post_transform != "PROBIT":
         scores = torch.cat([-scores, scores], 1)
     return chosen(ctx, at, classlabels_ints, classlabels_strings), post_transformed(scores, post_transform)
