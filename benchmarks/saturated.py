@@ -116,7 +116,7 @@ def summary(own: dict[str, Any], idle: dict[str, Any], busy: dict[str, Any], pee
     """The figures that are aimed at."""
     soon, late = whole_plan(idle), whole_plan(busy)
     rate = _mean(own["requests"][2:])
-    until = busy["requests"][: round(late) if late is not None else None]
+    until = busy["requests"][: max(1, round(late)) if late is not None else None]  # counted by the second
     last = _mean(busy["requests"][-int(LAST_S):])
     return {
         "own_per_s": round(rate, 1), "peer_per_s": round(_mean(peer["requests"][2:]), 1), "last_per_s": round(last, 1),
