@@ -106,7 +106,7 @@ def recipes(doc: Mapping[str, Any]) -> list[Figure]:
     found = [Figure(n.replace("_", " "), r.get("times_as_fast"), "×", against="the same program",
                     note=f"not run: {r['not_run']}" if "not_run" in r else "" if r["same"] else "OTHER RESULTS")
              for n, r in rows.items()]  # fmt: skip
-    return [*found, Figure("all of them, geomean", doc["recipes"]["geomean"], "×", against="the same programs", at_least=1.3)]
+    return [*found, Figure("all of them, geomean", doc["recipes"]["geomean"], "×", against="the same program", at_least=1.3)]
 
 
 def gradients(doc: Mapping[str, Any]) -> list[Figure]:

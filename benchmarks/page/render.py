@@ -120,7 +120,7 @@ def _missing(records: Sequence[PageRecord], expected: Sequence[tuple[Measurement
 
 
 def readme_table(records: Sequence[PageRecord]) -> str:
-    """What stands between README's markers: models at each number of threads, and everything that is lost or missed in a line."""
+    """What stands between README's markers: models at each number of threads, and a row for each of the other measurements."""
     of = one_stamp(records)
     models = [r for r in records if r.name.startswith("models/") and r.outcome == "ok"]
     threads = sorted({r.threads for r in models})
@@ -128,21 +128,29 @@ def readme_table(records: Sequence[PageRecord]) -> str:
     head = f"| model | {' | '.join(map(_threads, threads))} |"
     rows = [f"| {n} | {' | '.join(_short_ratio(by.get((n, t))) for t in threads)} |" for n in dict.fromkeys(map(_model, models))]
     means = ["geomean", *(f"{geomean([r.figures[0].value or math.nan for r in models if r.threads == t]):.2f}×" for t in threads)]
-    others = [(r, f) for r in records if not r.name.startswith("models/") for f in r.figures]
-    won = [_phrase(r, f) for r, f in others if f.is_ratio and not f.lost and not f.missed and f.value is not None]
-    bad = [_phrase(r, f) for r, f in others if f.lost or f.missed]
     changed = " with changes" if of.dirty else ""
     lines = [f"Commit `{of.commit[:12]}`{changed}; {of.machine}; torch {of.versions.get('torch', '?')}; fp32; over the best of the "
              "others that can run the model, in turns.", "", head, "| --- " * (1 + len(threads)) + "|", *rows,
-             f"| {' | '.join(means)} |", "",
-             f"Further wins: {'; '.join(won) or 'none'}.", "",
-             f"**Losses and missed aims**: {'; '.join(bad) or 'none besides the table'}. "
-             "All figures: [docs/benchmarks.md](docs/benchmarks.md)."]  # fmt: skip
+             f"| {' | '.join(means)} |", "", *_beside_models(records),
+             "All figures, and what is asked of them: [docs/benchmarks.md](docs/benchmarks.md)."]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _phrase(r: PageRecord, f: Figure) -> str:
-    return f"{_title(r)}, {f.label} {_value(f)} {f.against}".rstrip()
+def _beside_models(records: Sequence[PageRecord]) -> list[str]:
+    """A row for each measurement that is not of a model: what is won, and what is lost or misses its aim."""
+    rows: list[str] = []
+    for r in (r for r in records if not r.name.startswith("models/")):
+        bad = [f for f in r.figures if f.lost or f.missed]
+        won = [f for f in r.figures if f.is_ratio and f.value is not None and f not in bad]
+        if won or bad:
+            over = ", ".join(dict.fromkeys(f.against for f in r.figures if f.against and f in [*won, *bad]))
+            lost = f"**{_phrases(bad)}**" if bad else ""
+            rows.append(f"| {_title(r)} | {over} | {_phrases(won)} | {lost} |")
+    return ["| measured | over | faster | slower, or misses its aim |", "| --- " * 4 + "|", *rows, ""] if rows else []
+
+
+def _phrases(figures: Sequence[Figure]) -> str:
+    return "; ".join(f"{f.label} {_value(f)}" for f in figures)
 
 
 def _short_ratio(record: PageRecord | None) -> str:
