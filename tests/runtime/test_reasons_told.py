@@ -64,7 +64,7 @@ def test_a_reason_stands_in_the_first_lines_and_on_the_log(name: str) -> None:
         text = str(fast.explain())
         assert "serves now: the model's own code" in text
         assert said.replace("time and again", "times in a row") in text
-        logged = fast._engine._below_tier1()  # pyright: ignore[reportPrivateUsage] - what the log is told after some seconds
+        logged = fast._engine.limits.below_tier1()  # pyright: ignore[reportPrivateUsage] - what the log is told after some seconds
         assert any(said in reason for reason in logged)
 
 

@@ -94,7 +94,7 @@ def test_calls_that_are_never_captured_rest(argument: Callable[[], torch.Tensor]
         for _ in range(MAX_REST * CALLS_PER_REST + 1600):
             fast(x)
     assert looked[0] < MAX_REST * CALLS_PER_REST + 300
-    assert any("argument" in text for text in fast._engine.limits())
+    assert any("argument" in text for text in fast._engine.limits.texts())
 
 
 def test_calls_under_autocast_rest_and_others_are_captured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

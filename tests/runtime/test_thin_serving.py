@@ -16,8 +16,7 @@ from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import counts_in, take_call
 from hotfuse.native.call_context import usual
-from hotfuse.runtime import call_learner
-from hotfuse.runtime import engine as engines
+from hotfuse.runtime import call_learner, call_looks
 from hotfuse.runtime.capturing import RESTING_CALLS
 from hotfuse.runtime.path_cost import path_seconds
 from hotfuse.runtime.serve.answering import turn_of
@@ -205,7 +204,7 @@ def test_what_python_lost_is_decided_again_in_native_code() -> None:
 
 
 def test_short_calls_are_compared_without_what_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "SHORT_S", 60.0)  # whatever the machine does meanwhile
+    monkeypatch.setattr(call_looks, "SHORT_S", 60.0)  # whatever the machine does meanwhile
     with Live(settings=SETTINGS.with_(tiers=0, hot_calls=1 << 30)) as live, torch.no_grad():
         live.calls_until(lambda: live.captured)
         learned: list[int] = []
@@ -221,7 +220,7 @@ def test_short_calls_are_compared_without_what_is_learned(monkeypatch: pytest.Mo
         before = live.entry.calls
         live.calls_until(lambda: contest.rounds >= 2 or contest.trial is not None)
         took = live.entry.calls - before
-        assert took >= 4 and len([n for n in learned if n % engines.LEARNED_ONCE_IN]) < took / 2
+        assert took >= 4 and len([n for n in learned if n % call_looks.LEARNED_ONCE_IN]) < took / 2
 
 
 def test_rests_grow_where_nothing_can_be_captured() -> None:

@@ -1,6 +1,6 @@
 """What sampled calls teach: their times and sizes, which of two plans is faster, and what is due in the background.
 
-The engine answers such a call (`Engine._looked_at`); nothing here is part of the answer.
+The engine answers such a call (`call_looks`); nothing here is part of the answer.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """The engine: serves a model while its plans are made and exchanged in the background.
 
 A call never waits. It runs in a captured plan whose guard holds (`plans`), or in the model's own code (`capturing`). The engine
-samples some calls: it times them, keeps their inputs, and decides whether their plan has earned a better one (`improve`). It
-imports no compiler and no front end: both come in as functions, so tests drive it with fakes.
+samples some calls (`call_looks`): it times them, keeps their inputs, and decides whether their plan has earned a better one
+(`improve`). It imports no compiler and no front end: both come in as functions, so tests drive it with fakes.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,15 +26,14 @@ from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, take_call
 from hotfuse.cache.place import folder_of
 from hotfuse.compile.workers.background_priority import background_priority
-from hotfuse.compile.workers.service import short_of_time
-from hotfuse.compile.workers.shortage import SHORT
 from hotfuse.machine import team_size
-from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.machine.heap import heap
 from hotfuse.native.call_context import Around, asked_in_python, native_around, what_is_around
 from hotfuse.native.toolchain import keep_in
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.call_learner import CallLearner
+from hotfuse.runtime.call_limits import CallLimits
+from hotfuse.runtime.call_looks import CallLooks
 from hotfuse.runtime.capture_turn import CaptureTurn
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.epochs import epochs
@@ -44,29 +41,19 @@ from hotfuse.runtime.observe.obstacle_log import ObstacleLog
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans, Servable
 from hotfuse.runtime.rests import Names, Rests
-from hotfuse.runtime.serve.answering import turn_of
-from hotfuse.runtime.serve.gradients import PLAIN, GradientLink, Gradients, joined
+from hotfuse.runtime.serve.gradients import PLAIN, Gradients, joined
 from hotfuse.runtime.serve.own_recordings import recorded_own_code
 from hotfuse.runtime.site import Entry, Route, Site
 from hotfuse.runtime.tally import Everyone, Tally, ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile, Improve
 from hotfuse.runtime.tierup.improve import Improver
-from hotfuse.runtime.tierup.own_code import later_than_own
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
-from hotfuse.runtime.whole_calls import BLOCK, WHOLE_BELOW_S
-from hotfuse.specialize.table import TIER1
 
 _TENSORS = {torch.Tensor, nn.Parameter}
 MAX_PLAIN = 256
 """Combinations of argument names that are looked up in one step: names come in any order."""
 MAX_NUMBERED = 4096
 """Structures that have code whose sites are found by their numbers; code that is thrown away and made again has a new one."""
-SHORT_S, LEARNED_ONCE_IN = 2e-4, 8
-"""Of short calls that are compared, and of those of which learning takes more than such a part, one in so many is learned from:
-that takes several times as long as a short call, and finds its way out of every cache. Python code suffers more from that than a
-native plan, so a plan would win that is slower in use."""
-MAX_LOOK_S = 1e-3
-"""What a look counts for at most: what takes longer was interrupted, or did something that is not done again."""
 _around: Around = asked_in_python
 """What is around a call; one native question for the whole process as soon as a model is hot."""
 _NOT_BEGUN = object()
@@ -127,17 +114,15 @@ class Engine:
         self._rests = Rests(self.sites)
         self._plain: dict[Names, Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
-        self._unsupported = self._changed_around = ""
-        self.undecided: Callable[[], bool] = lambda: False
-        """Whether it is still being found out how the model can be served: then nothing is told of what it could not."""
-        self.told_limits: list[str] = []
-        """What who serves around this engine says of calls that stay in the model's own code."""
-        self._teller = ObstacleLog(model.name, self._below_tier1)
+        self.limits = CallLimits(self.plans, self._capturer, self.gradients)
+        self._teller = ObstacleLog(model.name, self.limits.below_tier1)
         self._capturer.own_answers = self._teller.below
         self._threads = settings.threads
         self._clock = itertools.count(1)
         self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden,
                                     self.serve, self._tally)  # fmt: skip
+        self._looks = CallLooks(self.plans, self.own_code, self._capturer, self._improver, self._learner, self._answered_instead,
+                                lambda: _around is not asked_in_python or any(_hardening))  # fmt: skip
         self.concurrency = self._learner.concurrency
         if settings.capture == "off":
             log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
@@ -223,7 +208,7 @@ class Engine:
                     number = entry.calls = entry.calls + 1
                     entry.last_used = next(self._clock)
                     if number >= entry.next_look:
-                        return self._looked_at((site, entry, plan, link), leaves, holders, args, kwargs, counts)
+                        return self._looks.answer((site, entry, plan, link), leaves, holders, args, kwargs, counts)
                     if entry.own and plan is entry.baseline:
                         counts.module_calls += 1
                         return self.own_code(*args, **kwargs)
@@ -314,8 +299,8 @@ class Engine:
                 hash(spec)
         except (InputError, TypeError) as e:
             self.log.count("unsupported_calls")
-            if not self._unsupported:
-                self._unsupported = str(e)
+            if not self.limits.unsupported:
+                self.limits.unsupported = str(e)
                 self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=str(e).splitlines()[0])
             counts.module_calls += 1
             self._teller.below()
@@ -353,9 +338,9 @@ class Engine:
     def _under_modes(self, args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts) -> Any:
         """A call whose caller changed what torch's operators mean: the model's own code answers it."""
         counts.module_calls += 1
-        if not self._changed_around:
-            self._changed_around = f"calls under {what_is_around()} run the model's own code"
-            self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=self._changed_around)
+        if not self.limits.changed_context:
+            self.limits.changed_context = f"calls under {what_is_around()} run the model's own code"
+            self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=self.limits.changed_context)
         self._teller.below()
         return self.own_code(*args, **kwargs)
 
@@ -392,109 +377,6 @@ class Engine:
             self.plans.changed(change, watch)
         return change is not WeightChange.MODEL
 
-    def _looked_at(
-        self, found: tuple[Site, Entry, Plan, GradientLink], leaves: Sequence[torch.Tensor], holders: Sequence[Any],
-        args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts,
-    ) -> Any:
-        """Serve a call and learn from it: its time, its sizes, who is faster of two, and whether anything should change."""
-        site, entry, plan, link = found
-        number, entered, began = entry.calls, time.perf_counter(), self.log.now()
-        since, entry.looked = max(1, number - entry.looked), number
-        own = entry.own and plan is entry.baseline
-        answer, turn, result = None if own else plan, None, None
-        in_whole_calls = (whole := entry.whole) is not None and whole.under_way
-        if whole is not None:
-            slower = whole.arrived(number, threading.get_ident(), counts.module_calls, entered)
-            if slower is not None:
-                self.plans.withdraw_slower_in_use(site, entry, plan, slower)
-        if being_recorded(leaves):  # by the caller: nothing is timed, kept or compared
-            entry.next_look = number + 1
-            counts.answered(-1)
-            return self.own_code(*args, **kwargs)
-        signature = entry.signature(*leaves)
-        effects = entry.effects
-        seen = leaves if effects is None else effects.unwritten(leaves)
-        try:
-            awaited = self._improver is not None and self._improver.first_plan_awaited(entry)
-            replayed = own and any(t.is_cuda for t in leaves)  # the baseline's kernels, one by one, take ten times as long
-            if number >= entry.sampler.at and (awaited or replayed):
-                entry.sampler.later(number)  # what samples are for comes behind it, and looking takes a worker's time
-            if number >= entry.sampler.at:
-                answer, seconds = plan, list[float]()
-
-                def sampled(*leaves: torch.Tensor) -> tuple[Any, ...]:
-                    outs, spent = self.call_sampler.run(entry.key, number, plan, entry.baseline, entry.weights, leaves)
-                    seconds.append(spent)
-                    return outs
-
-                outs = sampled(*leaves) if link is PLAIN else joined(link, sampled, leaves)
-                spent = seconds[0]
-                if own and not entry.sampler.sampled_ns:
-                    later_than_own(entry, number)
-            else:
-                if (turn := turn_of(entry, plan, signature, leaves, grad=bool(link.places))) is not None:
-                    answer = turn.answers
-                clock = clock_of(leaves)
-                begin = clock()
-                if answer is None and turn is None and (balance := entry.balance) is not None and balance.unmet > 0:
-                    return self._capturer.look_for_path(site, entry, balance, leaves, args, kwargs, counts)
-                if answer is None:
-                    outs = self.own_code(*args, **kwargs)
-                else:
-                    outs = answer.run(*leaves) if link is PLAIN else joined(link, answer.run, leaves)
-                spent = clock() - begin
-        except Exception as e:
-            if answer is None:
-                counts.module_calls += 1
-                raise
-            return self._answered_instead((site, entry, answer, e), leaves, args, kwargs, counts)
-        counts.answered(-1 if answer is None else answer.tier)
-        finishing = time.perf_counter()
-        if effects is not None and answer is not None:
-            result = effects.finish(outs, leaves, holders)
-        else:
-            result = outs if answer is None else outs[0] if entry.bare else entry.rebuild(outs)
-        finish_s = time.perf_counter() - finishing
-        self.log.span("calls", "own code" if answer is None else f"tier {answer.tier}", began, call=number)
-        counts.looked_at += 1
-        try:
-            short = spent < max(SHORT_S, entry.look_s * LEARNED_ONCE_IN)
-            if (turn is not None or in_whole_calls) and short and number % LEARNED_ONCE_IN:
-                self._learner.pass_by(entry, spent, since)
-            else:
-                self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)
-            if turn is not None:
-                self._learner.compared(site, entry, turn, leaves, spent, finish_s, time.perf_counter() - entered - spent - finish_s)
-            elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
-                audit.note(number, signature, spent, since)
-            entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
-            if turn is None and spent < WHOLE_BELOW_S and answer is plan:
-                self._begin_whole_calls(site, entry, plan, counts)
-        except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
-            self.log.count("learning_faults")
-            self.log.decide(Action.KEEP, Why.LEARNING_FAILED, self.model.name, because=f"{type(e).__name__}: {e}")
-        return result
-
-    def _begin_whole_calls(self, site: Site, entry: Entry, plan: Plan, counts: ThreadCounts) -> None:
-        """Behind a look: the next calls are compared as a whole with those in the model's own code, or are those."""
-        if background_priority.jobs or (whole := entry.in_whole_calls(plan)) is None or whole.ended:
-            return
-        if not self._way_is_native(site, entry):
-            return
-        if whole.by_own_code:
-            site.resting, entry.next_look = BLOCK, entry.calls + 1
-        else:
-            entry.next_look = entry.calls + BLOCK + 1
-        whole.begins(entry.calls, threading.get_ident(), counts.module_calls, time.perf_counter())
-
-    def _way_is_native(self, site: Site, entry: Entry) -> bool:
-        """Whether native code finds plans, looks through the model and asks what is around a call, or is known not to: Python takes
-        three times as long for that as a small plan takes, and only for as long as the compiler needs.
-        """
-        cache, watch = site.cache(grad_mode=entry.grad_mode), self.plans.watch
-        found = cache is not None and (cache.table.native or cache.fallbacks > 0)
-        return found and (watch is None or watch.native is not False) and (_around is not asked_in_python or any(_hardening))
-
     def _harden(self) -> None:
         """What is around a call is asked natively from now on, by every engine."""
         if not _hardening:
@@ -522,38 +404,6 @@ class Engine:
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
         return self._background.wait(timeout)
-
-    def _below_tier1(self) -> list[str]:
-        """What keeps calls below tier 1 for good, as far as it is known."""
-        if self.settings.capture == "off" or self.settings.tiers < 1 or self.undecided():
-            return []  # the user's own choice
-        sites = list(self.sites.values())
-        found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
-        low = [e for s in sites for e in s.entries if e.plan is e.baseline and TIER1 in e.refused]
-        found += [f"tier 1: {e.refused[TIER1]}" for e in low]
-        waits = [SHORT] if self.waits() else []
-        return self.told_limits + (found or self.plans.changes_itself(counted=False)) + self._kept_by_calls() + waits
-
-    def waits(self) -> str:
-        """Why what is being made for this model takes long, where others have the cores; empty where nothing is, or they do not."""
-        sites = list(self.sites.values())
-        pending = any(g.pending for s in sites for g in list(s.groups.values())) or any(e.trying for s in sites for e in s.entries)
-        return short_of_time() if pending else ""
-
-    def _kept_by_calls(self) -> list[str]:
-        """What calls bring that keeps them in the model's own code."""
-        entries = [e for s in list(self.sites.values()) for e in s.entries]
-        kept = {link.kept for e in entries for link in list(e.links.values()) if link.kept}
-        found = [f"calls with gradients enabled: {why}" for why in sorted(kept)]
-        found += self._capturer.limits() + [f"a call cannot be described: {self._unsupported}"] * bool(self._unsupported)
-        return found + [self._changed_around] * bool(self._changed_around)
-
-    def limits(self) -> list[str]:
-        """What keeps kinds of calls in the model's own code though nothing is wrong with them."""
-        entries = [e for s in list(self.sites.values()) for e in s.entries if e.balance is not None]
-        strayed = [text for e in entries if e.balance is not None and (text := e.balance.text(e.calls))]
-        trained = [text] if (text := self.gradients.training()) else []
-        return self.told_limits + self._kept_by_calls() + self.plans.changes_itself() + trained + strayed
 
     def _failed(self, error: Exception) -> None:
         """A job of the background raised; what it was for is not there, and serving goes on."""

@@ -85,7 +85,7 @@ class StateServing:
         self._site: Site | None = None
         """Of the engine with state, where that has one and no other: it says how many calls the model's own code answers."""
         self._turn = threading.RLock()
-        plain.undecided = lambda: self.serve != (self._observed if plain.told_limits else plain.serve)
+        plain.limits.undecided = lambda: self.serve != (self._observed if plain.limits.told else plain.serve)
         _ALL.add(self)
 
     def changes_itself(self) -> None:
@@ -148,8 +148,8 @@ class StateServing:
     def _with_gradients(self) -> None:
         """Calls with gradients enabled are the model's own: a backward pass would have to see the state as it was. Those without
         them may come later, so that is said, and nothing is given up."""
-        if _GRADIENTS not in self._plain.told_limits:
-            self._plain.told_limits.append(_GRADIENTS)
+        if _GRADIENTS not in self._plain.limits.told:
+            self._plain.limits.told.append(_GRADIENTS)
             self._plain.log.decide(Action.REFUSE, Why.STATEFUL, self._plain.model.name, because=_GRADIENTS)
 
     def _serve_with(self, state: StatePlaces) -> None:
