@@ -284,7 +284,7 @@ class CompiledGraph:
         return frozenset(found)
 
     def _changing(self, weights: Sequence[torch.Tensor]) -> frozenset[str]:
-        """The same of the newest set of the same instance, where all of that can be an input."""
+        """Like `_changed`, for the newest set of the same instance whose changes can all be inputs."""
         each = map(partial(self._changed, weights), reversed(self._bound))
         found = next((changed for changed in each if changed is not None), frozenset[str]())
         return frozenset() if found & self._never_inputs else found

@@ -106,6 +106,16 @@ def test_a_module_name_is_one_subject() -> None:
     assert twice - SEVERAL_LEVELS == set() and SEVERAL_LEVELS - twice == set()
 
 
+def test_a_docstring_is_a_sentence_of_its_own() -> None:
+    """A reader may see it without the name or the neighbour that "Of one engine." or "The same for rows." would go on from."""
+    fragments = re.compile(r"Of |The same( (of|for|by|with|on|after) |\.$)")
+    found = [
+        f"{name(path)}: {said}" for path, tree in trees().items() for node in statements(tree)
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and (said := ast.get_docstring(node)) and fragments.match(said)
+    ]  # fmt: skip
+    assert found == []
+
+
 @pytest.mark.parametrize("folder", ["llvm", "triton", "cuda"])
 def test_only_the_registry_names_a_back_end(folder: str) -> None:
     inside = f"hotfuse.backends.{folder}"

@@ -44,7 +44,7 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def largest(errors: torch.Tensor, in_units: torch.Tensor) -> float:
-    """Of errors in units; infinite where all should be zero and one is not."""
+    """The largest error in its unit; infinite where a value that should be exactly zero is not."""
     if not errors.numel():
         return 0.0
     return float(torch.where(errors > 0, errors / in_units, 0.0).max())

@@ -172,7 +172,7 @@ class _Builder:
         return self.node(left, (fact, self.step(yes), self.step(no) if no else self.leaf(Miss(fact))))
 
     def choose(self, left: _Open) -> int:
-        """Of the first plan's open facts that may be read by now: cheap ones first, then those that strike out most."""
+        """Pick one of the first plan's open facts that may be read by now: cheap ones first, then those that strike out most."""
         first, open_ = left[0]
         needs = self.needs[first]
         ready = [f for f in range(len(self.facts)) if open_ >> f & 1 and not needs[f] & open_]

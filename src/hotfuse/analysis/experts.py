@@ -32,7 +32,7 @@ class ColumnPart:
 
 
 def shape(v: object) -> tuple[Dim, ...]:
-    """Of a tensor; of anything else none."""
+    """A tensor's shape; empty for anything else."""
     return v.type.shape if isinstance(v, Value) and isinstance(v.type, TensorType) else ()
 
 

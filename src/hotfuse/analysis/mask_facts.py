@@ -93,7 +93,7 @@ def mask_facts(
     graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, front: bool = False,
     ordered: Mapping[str, OrderedFact] | None = None,
 ) -> dict[str, MaskFact]:  # fmt: skip
-    """Of every value that a mask decides, or that is one number; `front`: where live rows lie in front of all others.
+    """Facts of every value that a mask decides, or that is one number; `front`: live rows lie in front of all others.
 
     `ordered`: values that the order of two rows decides as well. What is cut from them for the last query, which no key is ahead
     of, is decided by the mask alone.
@@ -332,7 +332,7 @@ def mask_axes(v: Value) -> tuple[int, ...]:
 
 
 def constant_fact(number: Number) -> MaskFact:
-    """Of a value that is one number."""
+    """The fact of a value that is one number."""
     return MaskFact(number, number, None)
 
 

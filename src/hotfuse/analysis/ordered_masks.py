@@ -34,7 +34,7 @@ _MAX_ELEMENTS = 1 << 22
 
 
 def ordered_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> dict[str, OrderedFact]:
-    """Of every value that the mask and the order of two rows decide."""
+    """Facts of every value that the mask and the order of two rows decide."""
     seen, ahead = (_OrderedPass(graph, mask, weights, ahead=a) for a in (False, True))
     seen.run()
     ahead.run()

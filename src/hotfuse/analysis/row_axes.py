@@ -71,7 +71,7 @@ def quotient(a: Dim, b: Dim) -> Dim | None:
 
 
 def product(dims: Sequence[Dim]) -> Dim:
-    """Of sizes."""
+    """The product of sizes."""
     return expr("*", 1, *dims)
 
 
@@ -146,7 +146,7 @@ class Reshaped(Relation):
         return _found(expr("*", place.span, product(x[place.axis + 1 :])), size, y)
 
     def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
-        """The same."""
+        """Where steps of as many elements lie, as in `forward`."""
         return self.forward(place, size, y, x)
 
 
@@ -194,7 +194,7 @@ class Dropped(Relation):
         return AxisIndex(self._left(x).index(place.axis), place.span)
 
     def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
-        """The same."""
+        """The operand's axis that is left at this place."""
         return AxisIndex(self._left(x)[place.axis], place.span)
 
 

@@ -46,7 +46,7 @@ def quanta(graph: Graph, number: Callable[[Value], float | None] = lambda _v: No
 
 
 def quanta_of(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Quantum, ...]:
-    """The same with constants by the keys of the graph's params."""
+    """Like `quanta`, with constants looked up among the weights by the keys of the graph's params."""
     keys = {p.value.name: p.key for p in graph.params}
 
     def number(v: Value) -> float | None:

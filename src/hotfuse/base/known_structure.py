@@ -78,7 +78,7 @@ class KnownStructures:
 
 
 def _leaf_kinds(spec: Spec) -> Iterator[str]:
-    """Of each leaf, in order."""
+    """The kind of each leaf, in order."""
     if spec.kind in ("tensor", "count"):
         yield spec.kind
     for child in spec.children:

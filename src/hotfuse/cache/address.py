@@ -61,12 +61,12 @@ class Address:
 
     @property
     def name(self) -> str:
-        """Of the entry."""
+        """The name under which the entry is kept."""
         return digest(self.kind, self.subject, json.dumps(sorted(self.basis.items())))[:40]
 
     @property
     def head(self) -> str:
-        """Of the note that says what the newest entry about the same subject rests on."""
+        """The name of the note that says what the newest entry about the same subject rests on."""
         return digest(self.kind, self.subject, "head")[:40]
 
     def differs(self, basis: Mapping[str, str]) -> str:

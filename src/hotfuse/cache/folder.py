@@ -128,13 +128,13 @@ class Folder:
         return found
 
     def peek(self, address: Address) -> Message | None:
-        """The same of something that need not be there: its absence is no miss."""
+        """Like `get`, for an entry that need not exist: its absence does not count as a miss."""
         found = self._read(address.name)
         self._note("hits", found is not None)
         return found
 
     def again(self, address: Address) -> Message | None:
-        """The same after a miss that was counted."""
+        """Like `get`, after a miss that was already counted."""
         found = self._read(address.name) if self.root is not None and any(p.exists() for p in self._paths(address.name)) else None
         self._note("made_by_others", found is not None)
         return found

@@ -71,7 +71,7 @@ class Key:
 
     @property
     def signature_bytes(self) -> int:
-        """Of a SHA-256 code."""
+        """Bytes of a SHA-256 code."""
         return 32
 
     def sign(self, *parts: bytes | memoryview) -> bytes:
@@ -94,16 +94,16 @@ class PublicKey:
 
     @property
     def name(self) -> str:
-        """The same for both halves."""
+        """The pair's name, equal for both halves."""
         return hashlib.sha256(b"hotfuse public key\0" + self.public).hexdigest()[:16]
 
     @property
     def signature_bytes(self) -> int:
-        """Of Ed25519."""
+        """Bytes of an Ed25519 signature."""
         return 64
 
     def holds(self, data: bytes | memoryview, signature: bytes | memoryview) -> bool:
-        """Of the data's SHA-256 digest, as the private half signed it."""
+        """Whether the private half made this signature of the data's SHA-256 digest."""
         from cryptography.exceptions import InvalidSignature
 
         try:
@@ -129,12 +129,12 @@ class PrivateKey:
 
     @property
     def name(self) -> str:
-        """The same for both halves."""
+        """The pair's name, equal for both halves."""
         return self.public.name
 
     @property
     def signature_bytes(self) -> int:
-        """Of Ed25519."""
+        """Bytes of an Ed25519 signature."""
         return 64
 
     def sign(self, *parts: bytes | memoryview) -> bytes:

@@ -85,7 +85,7 @@ def _kept(found: dict[str, Any] | None) -> tuple[MachinePeaks | None, str]:
 
 
 def show_limits(found: MachineLimits) -> None:
-    """The same on a terminal."""
+    """Print the limits on a terminal."""
     heading(f"\nmeasured limits ({found.peaks_note})")
     if found.peaks is not None:
         rows(("what", "threads", "figure", "noise"), peak_rows(found.peaks))

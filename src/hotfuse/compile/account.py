@@ -47,7 +47,7 @@ class Account:
                 "grouping": self.grouping}  # fmt: skip
 
     def lines(self) -> list[str]:
-        """The same for a reader."""
+        """The account as lines of text."""
         return [*(f"{SEEN} {s}" for s in self.seen.lines()), *(f"partitioning: {d}" for d in self.history),
                 *(f"unit: {u}" for u in self.units)]  # fmt: skip
 

@@ -80,7 +80,7 @@ def observed_runs(node: Node, body: int, seen: ControlSeen | None) -> float | No
 
 
 def observed(outcomes: Outcomes) -> BodyRuns:
-    """The same for `analysis.cost`, of control nodes by name."""
+    """Like `observed_runs`, in the form that `analysis.cost` asks for: control nodes by name."""
     return lambda node, path, body: observed_runs(node, body, outcomes.get(control_name(node, path)))
 
 

@@ -141,7 +141,7 @@ def _known(recipe: Recipe) -> Recipe:
 
 
 def again(recipe: Recipe, demand: Demand) -> Kept | None:
-    """The same after waiting for another process that made it."""
+    """Like `recall`, after waiting for another process that made the plan."""
     message = recipe.folder.again(recipe.address)
     return None if message is None else _read(_known(recipe), message, demand)
 

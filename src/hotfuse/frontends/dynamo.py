@@ -47,7 +47,7 @@ class Arguments:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of the weights, in order."""
+        """The keys of the weights, in order."""
         return tuple(p for p in self.places if isinstance(p, str))
 
     @property
@@ -89,7 +89,7 @@ class Arguments:
     def entrances(
         self, bound: Sequence[tuple[Sequence[torch.Tensor], Serve]], others: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The same for several sets of weights, no two of which are the same. One weight that the first two sets tell apart is
+        """Like `entrance`, for several distinct sets of weights. One weight that the first two sets tell apart is
         looked up, so what a call costs does not depend on how many sets there are; sets that share it ask one after another."""
         (first, serve), *more = bound
         if not more:
@@ -165,7 +165,7 @@ def capture_dynamo(gm: fx.GraphModule, arguments: Arguments) -> Converted:
 
 
 def _roles(traced: fx.GraphModule, arguments: Arguments) -> list[PlaceholderRole]:
-    """Of the traced graph's placeholders; sizes are read off the inputs that have them."""
+    """The roles of the traced graph's placeholders; sizes are read from the inputs that have them."""
     nodes = [n for n in traced.graph.nodes if n.op == "placeholder"]
     inputs = [n for n, p in zip(nodes, arguments.places, strict=True) if isinstance(p, int)]
     roles: list[PlaceholderRole] = []

@@ -44,7 +44,7 @@ class _Parts(MetaPathFinder):
     """Dynamo's parts import each other in circles that only its beginning gets through: for a part, the whole is loaded first."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Of a part that the whole has loaded meanwhile; None for whatever is found as ever."""
+        """The spec of a submodule that loading the package loaded as well; None for whatever is found as usual."""
         if fullname.rpartition(".")[0] != DYNAMO or not isinstance(sys.modules.get(DYNAMO), UnloadedModule):
             return None
         loaded(DYNAMO)
@@ -52,7 +52,7 @@ class _Parts(MetaPathFinder):
 
 
 class _There(Loader):
-    """Of a module that is there already."""
+    """Loads nothing: its module exists already."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__

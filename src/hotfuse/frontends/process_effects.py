@@ -150,7 +150,7 @@ def _places() -> list[_Place]:
 
 
 class _StandIns:
-    """Of all threads that trace: the first puts them in place, the last takes them away."""
+    """Shared by all threads that trace: the first puts them in place, the last takes them away."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0

@@ -215,7 +215,7 @@ def _function(value: Any) -> Any:
 
 
 def _attributes(cls: type) -> dict[str, Any]:
-    """Of a class, without what makes up every class; its methods are looked at where they are used."""
+    """A class's own attributes, without those that every class has; its methods are looked at where they are used."""
     made = (
         types.FunctionType,
         property,

@@ -58,7 +58,7 @@ def steps(c: Mapping[str, Column], at: Any) -> Steps:
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """Of rows."""
+    """How loops over rows are cut into vectors."""
 
     length: Column
     """Elements of a row; dense rows without operands of their own are one."""

@@ -377,7 +377,7 @@ class CostPredictor:
         return self.of_rows(self.row_cache.rows(candidates))
 
     def of_rows(self, table: Matrix) -> Predictions:
-        """The same for rows."""
+        """Like `predict`, for rows that are counted already."""
         found = derive(table, self.at)
         raw = self.model.seconds(found)
         level = binding(found)

@@ -83,7 +83,7 @@ def machine_roofline(peaks: MachinePeaks | None, top: Topology, lanes: int, thre
 
 
 def measured_roofline(peaks: MachinePeaks, caches: Mapping[str, int], hz: float | None, threads: int) -> Roofline | None:
-    """The same of a machine that others measured: its peaks, the sizes of its caches and its highest clock, as far as it is told;
+    """The roofline of a machine that others measured, by its peaks, the sizes of its caches and its highest clock, where known;
     None where its peaks are not those of arithmetic."""
     return None if peaks.rate("f32", threads) is None else _roofline(peaks, caches, 0.0, hz or assumed_core().hz, threads)
 
@@ -140,7 +140,7 @@ def least(table: Matrix, at: Roofline) -> Least:
 
 
 def least_of(c: Mapping[str, Column], at: Any) -> Least:
-    """The same of their columns."""
+    """Like `least`, from the rows' columns."""
     library = c["library"] > 0
     traffic = c["bytes_in"] + c["bytes_const"] + c["bytes_out"]
     moved = np.where(library, np.maximum(c["moved"], traffic), traffic)

@@ -286,7 +286,7 @@ def _again(
 
 
 def _less(table: Matrix) -> None:
-    """Of tables that are only looked into, no more than what is read enters: weights first, then inputs."""
+    """Count only what is read of tables that are looked up: skipped bytes come off the weights first, then off the inputs."""
     skipped = table[:, COLUMN["skipped"]]
     if skipped.any():
         const, taken = table[:, COLUMN["bytes_const"]], table[:, COLUMN["bytes_in"]]

@@ -22,7 +22,7 @@ MIN_WITHIN_20 = 0.7
 
 
 class Trust(StrEnum):
-    """Of a model."""
+    """How far a model's forecasts are trusted."""
 
     BELIEVED = "believed"
     ASKED = "asked"

@@ -249,7 +249,7 @@ def families(table: Matrix) -> npt.NDArray[np.int64]:
 
 
 def families_of(c: Mapping[str, Any]) -> Any:
-    """The same of columns, or of their symbols."""
+    """Like `families`, from columns or their symbols."""
     found = 1.0 * ((c["small_inputs"] > 0) | (c["bytes_const"] > 0))
     for number, name in _TOLD:
         found = np.where(c[name] > 0, float(number), found)

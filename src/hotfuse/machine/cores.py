@@ -129,7 +129,7 @@ def unbind(task: int = 0) -> bool:
 
 
 def keep_within(process: int) -> None:
-    """The same for every thread of another process."""
+    """Unbind every thread of another process."""
     with contextlib.suppress(OSError):  # it has ended
         for task in os.listdir(f"/proc/{process}/task"):
             unbind(int(task))

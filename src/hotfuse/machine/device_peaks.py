@@ -30,7 +30,7 @@ _Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PeakSizes:
-    """Of the data that peaks are measured with: so large that nothing but the figure in question counts."""
+    """Sizes of the data that peaks are measured with, so large that nothing but the figure in question counts."""
 
     product: int = 8192
     """Rows, columns and steps of products of 16 bits and fewer."""
@@ -164,7 +164,7 @@ def _copy_rate(size: int, device: torch.device) -> float:
 
 
 def _launches(device: torch.device) -> tuple[float, float, float | None]:
-    """Of a chain of small kernels: on the host, on the device, and in a replayed graph."""
+    """Seconds of one launch in a chain of small kernels: on the host, on the device, and in a replayed graph."""
     x = torch.zeros(64, device=device)
 
     def chain() -> None:

@@ -27,7 +27,7 @@ _HUGE, _SMALL = getattr(mmap, "MADV_HUGEPAGE", None), getattr(mmap, "MADV_NOHUGE
 
 
 class HugePages:
-    """Of one process."""
+    """The huge pages of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

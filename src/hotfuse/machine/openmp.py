@@ -38,7 +38,7 @@ class OpenMP:
     where: str
 
     def addresses(self, names: Sequence[str]) -> dict[str, int] | None:
-        """Of functions; None where it lacks one."""
+        """The addresses of functions; None where the library lacks one."""
         try:
             return {n: ctypes.cast(getattr(self.library, n), ctypes.c_void_p).value or 0 for n in names}
         except AttributeError:

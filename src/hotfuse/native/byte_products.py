@@ -95,7 +95,7 @@ _ADDRESSES = frozenset({"weights", "start", "sums", "factor", "bias"})
 
 
 def _field(f: FunctionText, name: str) -> str:
-    """Of the table `%d`."""
+    """A field of the table `%d`."""
     kind = "float" if name in FLOATS else "ptr" if name in _ADDRESSES else "i64"
     return f.new(f"load {kind}, ptr {f.moved('%d', FIELDS.index(name), 'i64')}")
 

@@ -38,7 +38,7 @@ class FunctionText:
         self.do(f"br i1 {mask}, label %{yes}, label %{no}")
 
     def op(self, name: str, a: str | int, b: str | int, type: str = "i64") -> str:
-        """Of two values of one type."""
+        """An instruction on two values of one type."""
         return self.new(f"{name} {type} {a}, {b}")
 
     def moved(self, base: str, by: str | int, element: str = "i8") -> str:

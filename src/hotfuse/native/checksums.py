@@ -276,7 +276,7 @@ def _native(name: str, arguments: int, *, result: bool) -> Callable[..., Any]:
 
 
 def checksum(address: int, size: int) -> int:
-    """Of some memory."""
+    """The checksum of some memory."""
     return _native("hf_checksum", 2, result=True)(address, size)
 
 
@@ -290,7 +290,7 @@ class ChecksumRows:
         self.bytes = sum(n for _, n in pieces)
 
     def take(self) -> None:
-        """From now on what they hold now is what they should hold."""
+        """Take the current contents as the expected ones."""
         _native("hf_rows_take", 2, result=False)(ctypes.addressof(self.words), len(self.pieces))
 
     def same(self, first: int = 0, last: int | None = None, moved: int = 0) -> bool:

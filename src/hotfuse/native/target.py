@@ -77,7 +77,7 @@ class CpuTarget:
 
     @property
     def memory(self) -> tuple[MemoryLevel, ...]:
-        """Of this machine, nearest first: a hint to cut loops by, whatever the code is made for."""
+        """The memory levels of this machine, nearest first: a hint for cutting loops, whatever target the code is made for."""
         return topology().levels
 
     @property

@@ -78,7 +78,7 @@ class _ChainGraph:
 
 
 def chains(links: Sequence[ChainLink], outputs: Sequence[Hashable]) -> tuple[Chain, ...]:
-    """Of operators in order, those that become one with a convolution; a convolution alone is a chain too."""
+    """The chains among operators in order: those that become one with a convolution. A convolution alone is a chain too."""
     graph = _ChainGraph(links, Counter(outputs))
     return tuple(_chain(graph, i) for i, link in enumerate(links) if link.role is ChainRole.CONV and len(link.makes) == 1)
 

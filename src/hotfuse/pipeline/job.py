@@ -69,7 +69,7 @@ class GraphKernels:
 
 @dataclass(frozen=True, slots=True)
 class GraphRuns:
-    """The same with native runs."""
+    """A graph with kernels and native runs."""
 
     graph: Graph
     parts: RunParts
@@ -77,7 +77,7 @@ class GraphRuns:
 
 
 def sizes_of(graph: Graph, sample: Sequence[torch.Tensor]) -> Mapping[str, int]:
-    """Of a real call."""
+    """The sizes of a graph's symbols in a real call."""
     sizes = bind(graph, [tuple(t.shape) for t in sample])
     if isinstance(sizes, Mismatch):
         raise InternalError("a sample call does not fit its own graph", because=str(sizes))

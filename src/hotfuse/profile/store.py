@@ -340,10 +340,10 @@ class Store(LearnedTables):
         }
 
     def prune(self, keep: int, since: float | None = None) -> dict[str, int]:
-        """Of the tables that grow with use, keep the newest rows only, and none from before a time; how many were dropped.
+        """Keep only the newest rows of tables that grow with use, and none from before a time; gives how many were dropped.
 
-        The row with the highest number stays: SQLite would give its number to another row, which whoever keeps count of what was
-        sent or imported by numbers takes for one that was."""
+        The row with the highest number stays. SQLite would give its number to another row, and readers that remember up to
+        which number they sent or imported would take the new row for the old one."""
 
         def work(c: Connection) -> dict[str, int]:
             dropped: dict[str, int] = {}

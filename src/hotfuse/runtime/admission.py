@@ -78,7 +78,7 @@ class CallSample:
 
 
 class GraphAdmission:
-    """Of one engine; runs in the background."""
+    """Admits the graphs of one engine; runs in the background."""
 
     def __init__(self, plans: Plans, compile: Compile) -> None:
         self._plans, self._compile = plans, compile

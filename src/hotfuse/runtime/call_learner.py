@@ -35,7 +35,7 @@ DISPATCHES = 9
 
 
 class CallLearner:
-    """Of one engine."""
+    """Learns from the calls of one engine."""
 
     def __init__(
         self, plans: Plans, gradients: Gradients, improver: Improver | None, obstacles: ObstacleLog, context: Callable[[], Around],

@@ -13,7 +13,7 @@ from hotfuse.specialize.table import TIER1
 
 
 class CallLimits:
-    """Of one engine."""
+    """The limits that one engine's calls meet."""
 
     def __init__(self, plans: Plans, capturer: Capturer, gradients: Gradients) -> None:
         self._plans, self._capturer, self._gradients = plans, capturer, gradients

@@ -47,7 +47,7 @@ class AnsweredInstead(Protocol):
 
 
 class CallLooks:
-    """Of one engine."""
+    """Answers those calls of one engine that are looked at."""
 
     def __init__(
         self, plans: Plans, own_code: Callable[..., Any], capturer: Capturer, improver: Improver | None, learner: CallLearner,

@@ -25,7 +25,7 @@ TICK_S = 0.02
 
 
 class CaptureTurn:
-    """Of the captures of one engine; they run in the background, on a queue of their own."""
+    """When one engine's captures run: in the background, on a queue of their own."""
 
     def __init__(
         self, awaited: Callable[[], int | None], room: Callable[[], bool] | None = None,

@@ -192,7 +192,7 @@ class Capturer:
         return result
 
     def _next_capture(self) -> None:
-        """Of the captures that wait, the one whose calls took the most time since they were met: a worker that is to be started
+        """Begin the waiting capture whose calls took the most time since they were met: a worker that is to be started
         takes seconds, and by then the steps of a text have been called a hundred times, its prompt once. One that an earlier
         process made asks no worker, and so waits for nothing."""
         waited = 0.0

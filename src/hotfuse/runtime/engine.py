@@ -325,7 +325,7 @@ class Engine:
     def _unmet(
         self, names: Names, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:  # fmt: skip
-        """A structure that no call has had so far."""
+        """Answer a call whose structure is new."""
         counts = self._tally.mine
         if _around() < 0:
             self._rests.without_site(names)
@@ -386,19 +386,19 @@ class Engine:
     # --- control ---------------------------------------------------------------------------------
 
     def plain_site(self, count: int) -> Site | None:
-        """Of calls with so many tensors and nothing else, once there is one and they need nothing but an answer."""
+        """The site of calls with so many tensors and nothing else, once there is one and they need nothing but an answer."""
         return self._plain.get(count) if self._threads is None else None
 
     def only_site(self) -> Site | None:
-        """The same of calls of any structure, where all so far had the same one."""
+        """The site of all calls so far, where they had one structure and need nothing but an answer."""
         return next(iter(self.sites.values())) if len(self.sites) == 1 and self._threads is None else None
 
     def answered_outside(self) -> None:
-        """Who serves around this engine answered a call with the model's own code, as the call's site says."""
+        """The code around this engine answered a call with the model's own code, as the call's site says."""
         self._tally.mine.module_calls += 1
 
     def around_plans(self, seconds: Callable[[], float]) -> None:
-        """What who serves around this engine adds to calls in plans, and not to those that it answers itself."""
+        """Tell what the code around this engine adds to calls in plans, and not to calls that it answers itself."""
         self._learner.outside_s = seconds
 
     def wait(self, timeout: float | None = None) -> bool:

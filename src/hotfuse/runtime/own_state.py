@@ -97,7 +97,7 @@ class StateServing:
         self.serve = self._observed
 
     def plain_changes_itself(self) -> None:
-        """The same of a capture without state; one that was begun before the state was known says nothing new."""
+        """Like `changes_itself`, for a capture without state; one that began before the state was known says nothing new."""
         if self.serve != self._with_state:
             self.changes_itself()
 

@@ -23,7 +23,7 @@ CALLS_PER_REST, MAX_REST = 64, 63
 
 
 class Rests:
-    """Of one engine. Takes no lock: a count that two threads take down at once is off by one."""
+    """The rests of one engine. Takes no lock: a count that two threads take down at once is off by one."""
 
     def __init__(self, sites: Mapping[Spec, Site]) -> None:
         self._sites = sites
@@ -61,6 +61,6 @@ class Rests:
 
 
 def names_of(spec: Spec) -> Names:
-    """Of the calls of a site."""
+    """The argument names of a site's calls."""
     positional, named = spec.children
     return (len(positional.children), *named.detail) if named.detail else len(positional.children)

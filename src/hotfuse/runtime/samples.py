@@ -200,7 +200,7 @@ class CallSamples:
             self._have(found, (call, *found.kept))
 
     def _have(self, seen: _Seen, kept: tuple[KeptCall, ...]) -> None:
-        """Of a kind of calls, keep these."""
+        """Replace the kept calls of one kind."""
         self.bytes += (len(kept) - len(seen.kept)) * seen.each
         seen.kept = kept
 
@@ -212,7 +212,7 @@ class CallSamples:
 
     @property
     def real(self) -> bool:
-        """Whether what is kept is what calls brought."""
+        """Whether the kept inputs are those of real calls."""
         return self._keep is not made_up
 
     def shares(self) -> dict[Signature, float]:

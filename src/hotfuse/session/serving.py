@@ -120,7 +120,7 @@ MAX_OF_FREE = 0.8
 
 
 class DeviceModel(ServedModel):
-    """The same for tensors on a device: the interpreter answers on the host until a graph with its weights on the device does.
+    """Serves a file for tensors on a device: the interpreter answers on the host until a graph with its weights on the device does.
 
     Operators of a file read sizes as values, which on a device would be a synchronization each. In the graph that is captured from
     them sizes are symbols, so all of its tensors can be there.

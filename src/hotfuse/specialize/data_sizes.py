@@ -34,7 +34,7 @@ def data_symbols(graph: Graph) -> frozenset[str]:
 
 
 def unsuited(graph: Graph) -> dict[str, str]:
-    """Of such symbols, those that an operator may refuse at some extents, with the operator."""
+    """Those symbols whose extents some operator may refuse, with the operator."""
     wanted = data_symbols(graph)
     found: dict[str, str] = {}
     for node in _nodes(graph) if wanted else ():

@@ -172,5 +172,5 @@ _ALL: Living[GraphRun] = Living()
 
 
 def let_go_of_recordings() -> bool:
-    """Of all plans of this process; whether there were any."""
+    """Drop the recordings of all plans of this process; whether there were any."""
     return any([run.let_go() for run in _ALL])

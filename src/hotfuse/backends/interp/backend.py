@@ -74,7 +74,7 @@ class InterpreterBackend(KernelBackend):
         return Artifact(graph, self.glue(graph, lowered, kernel, Constants(weights)), self.name, show(lowered.kernel))
 
     def target(self) -> CpuTarget:
-        """Kernels are cut for this machine, so that what is checked is what would be compiled."""
+        """Kernels are cut for this machine, so that the interpreter checks the kernels that would be compiled."""
         return host()
 
     def lower(self, graph: Graph, core: Core) -> Lowered:

@@ -130,7 +130,7 @@ class LlvmBackend(HostBackend):
         return peak_kernels.MicroProbe()
 
     def compile_probes(self) -> dict[str, bytes]:
-        """Of every element type, and the publisher's."""
+        """Object code of a probe for every element type, and of the publisher."""
         from hotfuse.backends.llvm import probe_pass
 
         return probe_pass.compile_all()

@@ -32,7 +32,7 @@ TRUE = Bounds((0, 1), (0, 1))
 
 
 class KnownBounds:
-    """Of the values of a graph, node by node."""
+    """Known bounds of a graph's values, filled in node by node."""
 
     def __init__(self) -> None:
         self._known: dict[str, Bounds] = {}

@@ -95,7 +95,7 @@ def rounded_moments(piece: Graph) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def written_rows(piece: Graph, env: Mapping[str, Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Of the results of a packed attention, the rows that belong to a sequence: what the others hold is nobody's."""
+    """Keeps only those rows of a packed attention's results that belong to a sequence; the contents of the others are undefined."""
     packed = next((n for n in piece.nodes if packet(n.op) == BOUNDED), None)
     offsets = None if packed is None else argument(packed, "offsets")
     if packed is None or not isinstance(offsets, Value) or offsets.name not in env:

@@ -142,7 +142,7 @@ def _stretch(pieces: Sequence[LaneCall], threads: int) -> list[Fork]:
 
 @lru_cache(maxsize=MAX_KEPT)
 def _work(body: tuple[Stmt, ...], lanes: int) -> Dim:
-    """The same for every run of every plan with this kernel: building it takes milliseconds, finding it a tenth of that."""
+    """A kernel's work, cached across runs and plans: building the expression takes milliseconds, finding it a tenth of that."""
     return work(body, lanes)
 
 

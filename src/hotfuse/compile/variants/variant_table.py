@@ -37,7 +37,7 @@ class VariantTable:
         return self.kernels[sum(size > end for end in self.ends)]
 
     def numbered(self, number: Callable[[int], int]) -> VariantTable:
-        """The same with other numbers for kernels."""
+        """This table with other numbers for its kernels."""
         return replace(self, kernels=tuple(LIBRARY if k == LIBRARY else number(k) for k in self.kernels))
 
     def to_json(self) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def importing(wait_s: float = IMPORT_S) -> str:
 
 
 def _half_there() -> str:
-    """Of a module that is still looked for on disk only its lock shows."""
+    """A module that is being imported. While its file is still being searched, only the import lock shows it."""
     for name, module in list(sys.modules.items()):
         if name != "__main__" and getattr(getattr(module, "__spec__", None), "_initializing", False) is True:
             return name

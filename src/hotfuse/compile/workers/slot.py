@@ -150,7 +150,7 @@ class WorkerSlot:
         return True
 
     def _answer_afresh(self, task: Task) -> wire.Message:
-        """The same of a fresh interpreter. Where that can answer, this process is not forked again."""
+        """Ask a fresh interpreter the same. If it can answer, this process is not forked again."""
         worker = self._alive("spawn")
         try:
             header, blobs = worker.ask(dict(task.header), task.blobs)

@@ -260,7 +260,7 @@ class Pool:
         return sum(s.running is not None for s in self._slots)
 
     def _threads(self) -> int:
-        """Of the calls that this work is beside: the most that any of it is; called with the lock."""
+        """The largest thread count of the calls that run beside this work; called with the lock held."""
         usual = self._books.limits.threads
         tasks = [*(w.task for w in self._queue), *(s.running.task for s in self._slots if s.running is not None)]
         return max((t.threads or usual for t in tasks), default=usual)

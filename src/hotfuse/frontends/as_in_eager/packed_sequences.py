@@ -94,7 +94,7 @@ _tracing = 0
 
 @contextmanager
 def padded() -> Generator[None]:
-    """In this thread, sequences are not packed; what other threads do meanwhile is what they always do."""
+    """In this thread, sequences are not packed; other threads are not affected."""
     global _tracing
     with _lock:
         _tracing += 1

@@ -172,7 +172,7 @@ class Program:
 
     @property
     def recorded_steps(self) -> int:
-        """The same of sizes that did: nested programs that became part of its own calls are counted there. 0 where none did."""
+        """Calls that a run makes where sizes came again, with those of nested programs that became part of it; 0 where none did."""
         if self._ready is None or self._runs is None or not self._runs.runs:
             return 0
         return self._runs.steps + sum(p.recorded_steps for p in self._ready.nested)
@@ -199,7 +199,7 @@ class Program:
         return () if self._ready is None else (*self._ready.notes, *(note for p in self._ready.nested for note in p.notes))
 
     def knowing(self, captures: Mapping[int, Value]) -> Program:
-        """The same for callers whose captures at these places are always these values: it may prepare what follows from them."""
+        """This program for callers whose captures at these places never change: it may prepare what follows from them."""
         first = len(self.in_slots) - len(self.captures)
         slots = {self.in_slots[first + i]: value for i, value in captures.items()}
         template = [slots.get(i, value) for i, value in enumerate(self.template)]

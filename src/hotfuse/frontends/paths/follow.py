@@ -164,7 +164,7 @@ class _Comparisons(TensorReferenceAnalysis):
 
     @staticmethod
     def mod(x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override] - torch's own raises
-        """Of sizes, which are never negative."""
+        """The remainder of sizes, which are never negative."""
         return torch.remainder(x, y)
 
     python_mod = mod

@@ -49,7 +49,7 @@ class ConditionWriter:
         return out
 
     def same(self, mark: Node) -> Value:
-        """Whether what a mark reads is what it was."""
+        """Whether a mark reads the same as before."""
         t, value = mark.args[0], read_value(mark)
         assert isinstance(t, Value) and isinstance(t.type, TensorType)
         floats = t.type.dtype in (DType.F64, DType.F32, DType.F16, DType.BF16)

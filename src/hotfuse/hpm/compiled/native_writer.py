@@ -99,11 +99,11 @@ class FunctionWriter:
         return self.line(f"select i1 {condition}, {kind} {_literal(one)}, {kind} {_literal(other)}")
 
     def larger(self, one: Number, other: Number) -> str:
-        """Of two doubles."""
+        """The larger of two doubles."""
         return self.either(self.compares(one, "ogt", other), one, other, REAL)
 
     def ceil(self, number: str) -> str:
-        """Of a double."""
+        """A double rounded up."""
         return self.line(f"call double @llvm.ceil.f64(double {number})")
 
     def both(self, one: str, other: str) -> str:

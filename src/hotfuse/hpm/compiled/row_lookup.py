@@ -105,7 +105,7 @@ def _put_tiling() -> native.NativeFunction:
 
 
 def _is(w: FunctionWriter, thing: str, sort: fields.Sort, fits: Variable) -> None:
-    """Whether a thing is what it is taken for."""
+    """Whether an object has the expected kind."""
     wrong = w.holds(w.load(thing, sort.word), "ne", sort.address)
     fits.put(w.either(wrong, 0, fits.value))
 

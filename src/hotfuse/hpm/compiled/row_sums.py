@@ -26,7 +26,7 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class CandidateColumns:
-    """Of all candidates' nodes in order: where their rows are, their kinds and elements; of each candidate whether some pointwise
+    """All candidates' nodes in order: where their rows are, their kinds and elements; and for each candidate whether some pointwise
     node has fewer elements than the largest tensor.
     """
 

@@ -82,7 +82,7 @@ def _product(r: random.Random) -> Graph:
 
 
 def _products(r: random.Random) -> Graph:
-    """Of one input, as queries, keys and values are."""
+    """Several products of one input, as queries, keys and values are."""
     d = _Draft(r)
     m, n, k = _sizes(r)
     x, bias = d.input(m, k), r.random() < 0.5

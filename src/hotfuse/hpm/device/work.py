@@ -48,7 +48,7 @@ class ProgramShape:
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one program, so far."""
+    """Counts of one program so far."""
 
     multiply_adds: float = 0.0
     loaded: float = 0.0

@@ -101,7 +101,7 @@ class Evaluator:
         return self.known_key((value.name, position))
 
     def known_key(self, key: Key) -> Tile | None:
-        """The same by key."""
+        """Like `known`, by key."""
         axes = tuple(a.counter for a in self.axes)
         for scope in reversed(self._scopes):
             if key in scope.tiles and (scope.axes == axes or not scope.tiles[key].type.shape):

@@ -144,7 +144,7 @@ def _panel(core: Core, ns: Sequence[int], parts: int, *, narrow: bool) -> tuple[
 
 
 def _cost(core: Core, columns: int, vectors: int, side_by_side: int | None = None) -> float:
-    """Of columns in tiles of as many rows as a panel of so many vectors has, of which fewer may be side by side."""
+    """What columns cost in tiles whose rows are a panel of so many vectors, of which fewer may lie side by side."""
     if not columns:
         return 0.0
     return columns * (1 + LOAD_SHARE * (1 / (side_by_side or vectors) + 1 / rows_for(core.registers, vectors)))

@@ -42,7 +42,7 @@ TYPES = (DType.F32, DType.F16, DType.BF16)
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """Of one attention; `uses` query heads read the same keys."""
+    """The sizes of one attention; `uses` query heads read the same keys."""
 
     batch: int
     heads: int
@@ -228,7 +228,7 @@ class AttentionWriter:
 
 
 def _shape(s: AttentionSizes, rank: int) -> tuple[int, ...]:
-    """Of the scores, for operands of so many dims."""
+    """The shape of the scores, for operands of so many dims."""
     full = (s.batch, s.heads, s.queries, s.keys)
     return full if rank == 4 else (s.batch, s.queries, s.keys) if rank == 3 else full[2:]
 

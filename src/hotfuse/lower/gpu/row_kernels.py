@@ -105,7 +105,7 @@ def _every_row_tiling(rows: int, columns: int, *, whole: bool) -> Sequence[GpuTi
 
 
 def _extents(found: _Shape) -> tuple[tuple[int, ...], int]:
-    """Of the loops around, and of a row."""
+    """The extents of the loops around, and the elements of a row."""
     others = numbers(*(found.space.extents[k] for k in found.others))
     return others or (1,), math.prod(numbers(*(found.space.extents[k] for k in found.row)))
 
@@ -296,7 +296,7 @@ def flattened(graph: Graph) -> Graph | None:
 
 
 def whole_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Of a row-major tensor."""
+    """The strides of a row-major tensor."""
     step: Dim = 1
     found: list[Dim] = []
     for n in reversed(shape):

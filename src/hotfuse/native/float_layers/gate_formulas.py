@@ -40,7 +40,7 @@ class VectorMath:
         return f"<{', '.join([f'float {number(value)}'] * self.lanes)}>"
 
     def op(self, name: str, a: str, b: str) -> str:
-        """Of two vectors."""
+        """An instruction on two vectors."""
         return self.f.new(f"{name} {self.type} {a}, {b}")
 
     def fma(self, a: str, b: str, c: str) -> str:

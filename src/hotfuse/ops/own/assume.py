@@ -96,7 +96,7 @@ def _one_number(x: Tensor, dim: int) -> Tensor:
 
 
 def size_of(x: Tensor, dim: int) -> Tensor:
-    """A size as data: what a graph says of it is what was assumed, and this is what it is."""
+    """A size as data. The graph holds its assumed value; this gives the actual one."""
     return torch.ops.hotfuse.size_of(x, dim)
 
 

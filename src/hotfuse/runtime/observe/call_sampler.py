@@ -273,7 +273,7 @@ class CallSampler:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Of the whole process; `seen` is one graph's part of it."""
+        """A snapshot of the whole process; `seen` is one graph's part of it."""
         return self._shared.analyzer.snapshot
 
     def seen(self, key: int) -> GraphSeen | None:

@@ -109,7 +109,7 @@ def questions(
 
 
 def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int, most: int = MAX_PARTITIONS) -> list[PartitionQuestion]:
-    """The same of a plan that was just raced, on the call it was raced on: nobody has sampled it so far."""
+    """Questions about a plan that was just raced, on the call of its race: no call of it has been sampled yet."""
     with torch.no_grad():
         rounds = [plan.timed(*call)[1] for _ in range(TIMED_CALLS)]
     if len(rounds[0]) != len(plan.artifacts):  # a plan that cannot say what its partitions take

@@ -76,7 +76,7 @@ class GraphWeights:
         return min(1.0, unknown + (1 - unknown) * shifted)
 
     def lines(self, planned_by: Sequence[MeasuredPiece]) -> list[str]:
-        """The same for a reader."""
+        """These weights as lines of text."""
         if not self.serving:
             return []
         n, us = min(p.n for p in self.serving), sum(p.us for p in self.serving)

@@ -26,7 +26,7 @@ MAX_KINDS = 64
 
 
 class InputRepeats:
-    """Of one captured graph; one call at a time notes, as with samples."""
+    """The repeated inputs of one captured graph; one call at a time notes, as with samples."""
 
     def __init__(self, inputs: int) -> None:
         self._on = inputs > 1

@@ -7,7 +7,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 
 @dataclass(slots=True)
 class Backoff:
-    """Of one plan that asks each call whether its bet holds. Takes no lock: a lost update moves one check."""
+    """The backoff of one plan that asks each call whether its bet holds. Takes no lock: a lost update moves one check."""
 
     patience: int = 8
     """Failed checks in a row that begin a pause."""

@@ -335,5 +335,5 @@ _ALL: Living[StaticCacheRun] = Living()
 
 
 def let_go_of_static_caches() -> bool:
-    """Of all plans of this process; whether there were any."""
+    """Drop the static caches of all plans of this process; whether there were any."""
     return any([run.let_go() for run in _ALL])

@@ -32,7 +32,7 @@ RECORDED_CALLS = 16
 
 @dataclass(slots=True)
 class PathBalance:
-    """Of one entry. Takes no lock: a lost update moves one rest."""
+    """The balance of one entry. Takes no lock: a lost update moves one rest."""
 
     traced: int = 1
     """That the graph has."""
@@ -86,7 +86,7 @@ class PathBalance:
         self.want_at, self.unmet = 2 * max(self.missed, self.want_at), 0
 
     def vetted(self, fit: int, strayed: int) -> None:
-        """Of kept calls that the model's own code answered, so many take a path that the graph has, and so many another one."""
+        """Note how many kept calls that the model's own code answered take a path that the graph has, and how many another one."""
         if strayed >= MIN_PART * (fit + strayed) and strayed:
             self.unmet = RECORDED_CALLS
 

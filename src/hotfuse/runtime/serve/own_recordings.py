@@ -451,7 +451,7 @@ class OwnRecordings:
         self.counts["dropped"] += 1
 
     def _make_room(self) -> None:
-        """Of many recordings the one that was not used for the longest goes."""
+        """Drop the least recently used recordings beyond the limit."""
         recorded = sorted((k for k in self._kinds if k.recording is not None), key=lambda k: k.used)
         for kind in recorded[: max(0, len(recorded) - MAX_RECORDINGS)]:
             self._drop(kind)

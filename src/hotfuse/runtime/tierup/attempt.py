@@ -112,12 +112,12 @@ class AttemptContext:
         balance.vetted(*entry.samples.vet(has))
 
     def refuse(self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, /, **evidence: EvidenceValue) -> None:
-        """The same of something that is not tried again until what it rested on changed."""
+        """Refuse an attempt: it is not tried again until what it rested on changes."""
         entry.mark_refused(attempt, reason)
         self.decide(Action.REFUSE, why, **evidence)
 
     def postpone(self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, /, **evidence: EvidenceValue) -> None:
-        """The same of something that is tried again after a while."""
+        """Refuse an attempt for now: it is tried again after a while."""
         entry.mark_refused(attempt, reason, later=True)
         self.decide(Action.REFUSE, why, **evidence)
 

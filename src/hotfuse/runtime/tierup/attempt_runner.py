@@ -225,7 +225,7 @@ class AttemptRunner:
         self, entry: Entry, contest: PlanContest, begin_contest: Callable[[PlanContest], bool], inputs: Sequence[torch.Tensor],
         before: Sequence[tuple[float, float]], seen: Sequence[tuple[float, float]], lull: Lull,
     ) -> tuple[Trial, Trade]:  # fmt: skip
-        """Of two proven plans; where captures are inline nobody is served beside, and rounds follow each other here and now."""
+        """Race two proven plans. Where captures are inline no call is served meanwhile, and the rounds run here at once."""
         begin, settings = self._log.now(), self._plans.settings
         if self._inline:
             known = () if settings.objective == "energy" else before  # which runs on another clock

@@ -279,7 +279,7 @@ def _undisturbed(times: Iterable[float]) -> float:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Of sorted ratios: the medians that are not ruled out by how many ratios lie on either side of them, at `ALPHA` each."""
+    """The interval of medians that sorted ratios do not rule out by how many of them lie on either side, at `ALPHA` each."""
     n = len(ratios)
     out = next((k for k in range(n // 2 + 1) if growth(n - k, n) < 1 / ALPHA), n // 2)  # with k below it, a median is possible
     return (ratios[out - 1] if out else 0.0, ratios[n - out] if out else float("inf"))

@@ -274,7 +274,7 @@ def normal(c: Chunk, a: list[str]) -> str:
 
 
 def _normal_slowly(c: Chunk, a: list[str]) -> str:
-    """The same by the C library's complement of the error function."""
+    """Like `normal`, by the C library's complement of the error function."""
     r = FloatFormulas(c)
     return r.mul(library("erfc")(c, [r.mul(a[0], -math.sqrt(0.5))]), 0.5)
 

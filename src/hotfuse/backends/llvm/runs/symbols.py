@@ -16,7 +16,7 @@ def symbol(kernel: Kernel) -> str:
 
 
 def symbol_of(name: str) -> str:
-    """The same by the kernel's name: never one that C has, or a kernel called `sin` would be what its own code finds under that."""
+    """The symbol for a kernel's name, never a name of C: a kernel called `sin` would replace the function that its code calls."""
     return "kernel." + "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name)
 
 

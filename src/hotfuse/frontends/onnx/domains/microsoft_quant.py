@@ -50,7 +50,7 @@ def _stored(y: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -
 
 
 def _byte_scale(scale: Any, zero: Any) -> ByteScale | None:
-    """Of constants; None where they are none, or not of bytes."""
+    """A scale and zero point that are constants; None where they are not, or not of bytes."""
     told = byte_zero(zero, None)
     if told is None or number(scale) is None or scale.dtype is not torch.float32:
         return None
@@ -401,7 +401,7 @@ def _prepare_lstm(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
 
 
 def _byte_weights(w: Tensor, r: Tensor, scales: Sequence[Tensor]) -> list[LstmWeights] | None:
-    """Of each direction: signed bytes less their zero points; None where those are no signed bytes."""
+    """The weights of each direction: bytes less their zero points; None where the differences are no signed bytes."""
     wides: list[tuple[Callable[[int], Tensor], Tensor]] = []
     for q, scale, zero in ((w, *scales[:2]), (r, *scales[2:])):
         shift = zero.to(torch.int32).reshape((-1, 1, 1) if zero.dim() == 1 else (zero.shape[0], 1, zero.shape[1]))

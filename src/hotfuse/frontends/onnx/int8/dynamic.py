@@ -221,7 +221,7 @@ def _native(layer: _DynamicLayer, signed: Tensor, source: int) -> NativeProduct:
 
 
 def _layer_step(source: ProgramStep, layer: _DynamicLayer) -> ProgramStep:
-    """Of bytes that several layers read."""
+    """A step for a layer whose bytes other layers read, too."""
     otherwise = _layer_call(layer)
     native = None if layer.signed is None else _native(layer, layer.signed, TOLD)
 
@@ -234,7 +234,7 @@ def _layer_step(source: ProgramStep, layer: _DynamicLayer) -> ProgramStep:
 
 
 def _whole_step(source: ProgramStep, layer: _DynamicLayer, signed: Tensor) -> ProgramStep:
-    """Of floats whose bytes nobody else reads."""
+    """A step from floats to the layer's result, for a layer that alone reads their bytes."""
     otherwise, first = _layer_call(layer), _bytes_step(source).call
     native = _native(layer, signed, DYNAMIC_SCALE)
 

@@ -70,7 +70,7 @@ class LayerScales:
 
 
 def layer_scales(x: Sequence[Any], w: Sequence[Any], y: Sequence[Any]) -> LayerScales | None:
-    """Of constants, a scale and a zero point each; None where one is no constant, or not of bytes."""
+    """A layer's scales and zero points; None where one of them is no constant, or not of bytes."""
     (xs, xz), (ws, wz), (ys, yz) = x, w, y
     single = (xs, xz, ys, yz)
     if any(number(t) is None for t in single) or not all(
@@ -196,7 +196,7 @@ class SignedProduct:
 
 
 def signed_product(weight: Tensor, zero: Tensor | None) -> SignedProduct | None:
-    """Of weights (outputs, inputs) and their zero points, one or one for each output; None where the differences are no
+    """A product of weights (outputs, inputs) and their zero points, one or one for each output; None where the differences are no
     signed bytes, or this processor's sums of them not known to be exact."""
     found = signed_weights(weight, zero) if signed_sums_are_exact() else None
     if found is None:

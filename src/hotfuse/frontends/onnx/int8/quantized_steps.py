@@ -37,7 +37,7 @@ class Scaled:
 
 
 class StepIndex:
-    """Of steps in order."""
+    """Who makes and who reads each value, among steps in order."""
 
     def __init__(self, steps: Sequence[ProgramStep], constants: set[int], env: Sequence[Value], outputs: Sequence[int]) -> None:
         self.steps, self.constants, self.env, self.outputs = steps, constants, env, outputs

@@ -38,7 +38,7 @@ ORDER = (0, 2, 3, 1)
 """The native code's gates (i, f, g, o) among ONNX's (i, o, f, c)."""
 @dataclass(frozen=True, slots=True)
 class LstmWeights:
-    """Of one direction, as the file has them: (gates, inputs), with a factor for each of its rows where they are signed bytes."""
+    """One direction's weights, as the file has them: (gates, inputs), with a factor for each row where they are signed bytes."""
 
     w: Callable[[], Tensor]
     r: Callable[[], Tensor]
@@ -47,7 +47,7 @@ class LstmWeights:
 
 
 def float_weights(w: Tensor, r: Tensor) -> list[LstmWeights]:
-    """Of a layer in ONNX's order: (directions, gates, inputs)."""
+    """The weights of a layer's directions, from ONNX's order: (directions, gates, inputs)."""
 
     def of(d: int) -> LstmWeights:
         return LstmWeights(lambda: w[d], lambda: r[d])

@@ -93,7 +93,7 @@ class NativeRecurrent(ABC):
 
     @abstractmethod
     def _made_ready(self, target: CpuTarget) -> tuple[Direction, ...]:
-        """Of each direction."""
+        """Prepared weights of each direction."""
 
     @abstractmethod
     def _run(self, native: FloatLayers, directions: Sequence[Direction], steps: int, batch: int) -> Run:
@@ -121,6 +121,6 @@ def gate_rows(rows: Tensor, order: Sequence[int], hidden: int, lane: int) -> Ten
 
 
 def reads_backwards(attrs: Mapping[str, Any], directions: int) -> tuple[bool, ...] | None:
-    """Of each direction of a node; None where it is of another kind than native code is made for."""
+    """Which directions of a node read backwards; None where native code does not support its kind."""
     found = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(attrs.get("direction", "forward"))
     return None if found is None or len(found) != directions or attrs.get("layout") else found

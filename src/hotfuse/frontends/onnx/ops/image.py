@@ -112,7 +112,7 @@ def _pixel_rows(x: Tensor) -> tuple[Tensor, Any, Any]:
 def _roi_one(
     pixels: tuple[Tensor, Any, Any], images: Tensor, ys: Tensor, xs: Tensor, mode: str, bins: tuple[int, int]
 ) -> Tensor:
-    """Of the images (R) at rows ys (R, PH * gh) and columns xs (R, PW * gw), pooled to (R, C, PH, PW).
+    """Samples of the images (R) at rows ys (R, PH * gh) and columns xs (R, PW * gw), pooled to (R, C, PH, PW).
 
     Whole rows of channels are taken: an image for each region would be copied, and an index for each element looked at.
     """

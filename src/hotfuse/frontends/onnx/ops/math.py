@@ -57,7 +57,7 @@ def negate(ctx: Ctx, x: Tensor) -> Tensor:
 
 @onnx_op("Sign")
 def sign(ctx: Ctx, x: Tensor) -> Tensor:
-    """Of what is no number that, as NumPy has it; torch says 0."""
+    """NaN has the sign NaN, as in NumPy; torch gives 0."""
     if x.dtype in UNSIGNED:
         return (carry(x) != 0).to(x.dtype)
     return torch.where(x != x, x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)

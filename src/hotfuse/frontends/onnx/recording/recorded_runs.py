@@ -68,7 +68,7 @@ class ProgramRecording:
 
 
 class ProgramRecordings:
-    """Of one program."""
+    """The recorded runs of one program, by the kinds of its calls."""
 
     __slots__ = ("_seen", "_varying", "refused", "runs")
 
@@ -86,7 +86,7 @@ class ProgramRecordings:
         return type(None), ()
 
     def kind(self, args: Sequence[Value]) -> Kind | None:
-        """Of a call; None where an argument is no plain tensor."""
+        """The kind of a call; None where an argument is no plain tensor."""
         found: list[tuple[torch.Size, torch.dtype] | None] = []
         for k in self._varying:
             x = args[k]

@@ -228,7 +228,7 @@ def _unary(op: Any) -> Row:
 
 
 def _binary(tensors: Any, number: Any | None = None) -> Row:
-    """Of two tensors, or of a tensor and a number, which leaves the tensor's type as it is."""
+    """The row of an operator on two tensors, or on a tensor and a number; the number leaves the tensor's type as it is."""
 
     def row(a: Any, b: Any) -> DirectNode | None:
         if not isinstance(a, torch.Tensor):
@@ -302,7 +302,7 @@ def _batch_norm(
 
 
 def _matmul(a: torch.Tensor, b: torch.Tensor) -> DirectNode | None:
-    """Of many rows with one matrix, or of as many matrices on both sides."""
+    """The product of many rows with one matrix, or of equally many matrices on both sides."""
     if a.dim() < 2 or b.dim() < 2 or not _equal(a.shape[-1], b.shape[-2]) or (b.dim() != 2 and a.dim() != b.dim()):
         return None
     if not all(_equal(m, n) for m, n in zip(a.shape[:-2], b.shape[:-2], strict=False)):
@@ -374,7 +374,7 @@ def _as_float(x: torch.Tensor) -> DirectNode | torch.Tensor | None:
 
 
 def _reshape(x: torch.Tensor, sizes: Sequence[Size]) -> DirectNode | None:
-    """Of row-major elements, where symbols only change places; a size of -1 is what the others leave, if that is one size."""
+    """Reshape row-major elements, where symbols only change places; a size of -1 is inferred if the others leave one size."""
     left, count = Counter(_expression(s) for s in x.shape if isinstance(s, torch.SymInt)), 1
     for n in (s for s in x.shape if not isinstance(s, torch.SymInt)):
         count *= n
@@ -397,8 +397,8 @@ def _unknown(*_args: Any, **_kwargs: Any) -> None:
 
 
 def _reshape_turned(x: torch.Tensor, *sizes: Any) -> DirectNode | None:
-    """Of elements in another order, where all sizes are numbers. Torch says whether that is a view, of a tensor without data: its
-    answer for fake tensors is put together in Python, and the first of those loads its distributed tensors.
+    """Reshape elements in another order, where all sizes are numbers. Torch says whether that is a view, of a tensor without
+    data: its answer for fake tensors is put together in Python, and the first of those loads its distributed tensors.
     """
     made = _reshape(x, sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes)
     if made is None or any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride(), *made.shape)):

@@ -63,7 +63,7 @@ class AttentionTiling:
 
 
 def shared(t: AttentionTiling, lines: Dim, queries: Dim, threads: int) -> AttentionTiling:
-    """The same with panels that threads can share: where there are few of them, narrower ones, as those take a little longer."""
+    """This tiling with panels that threads can share. Where there are few, they become narrower, which takes a little longer."""
     if threads <= 2 or not isinstance(queries, int) or queries < 1:
         return t
     heads = lines if isinstance(lines, int) else 1

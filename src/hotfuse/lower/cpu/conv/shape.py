@@ -90,7 +90,7 @@ class Axis:
         return first, max(first, last)
 
     def bounds(self, at: Dim) -> tuple[Dim, Dim]:
-        """The same for an output known only at run time."""
+        """Like `seen`, for an output known only at run time."""
         if self.inside:
             return 0, self.window
         start = expr("+", self.padding, expr("*", at, -self.stride))
@@ -187,7 +187,7 @@ def strips(axis: Axis, most: int, *, together: bool) -> tuple[Strip, ...]:
 
 
 def fewest_kinds(axis: Axis, most: int, *, together: bool) -> int:
-    """Of heights up to `most`, and not much lower, the one that cuts a row into the least code: every strip is written out. A row
+    """The height, `most` or not much lower, that cuts a row into the least code, since every strip is written out. A row
     of 160 is blocks of 14 and of 13, with other ones at both ends, or blocks of 10 alone.
     """
     if not axis.static:

@@ -69,7 +69,7 @@ class ActiveSteps:
 
     @property
     def parts(self) -> int:
-        """Of K."""
+        """The number of parts that K is cut into."""
         return -(-self.k // PART)
 
     @contextlib.contextmanager
