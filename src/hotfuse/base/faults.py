@@ -12,6 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from hotfuse.base.errors import HotfuseError
+
 MAX_KINDS = 64
 """Different errors that are told apart; more than that count as one."""
 MAX_RESTARTS = 5
@@ -25,6 +27,11 @@ def error_text(error: BaseException) -> str:
     """An error in one line."""
     first = str(error).strip().splitlines()
     return f"{type(error).__name__}: {first[0] if first else ''}"[:MAX_TEXT].removesuffix(": ")
+
+
+def reason_text(error: BaseException) -> str:
+    """What an error of ours says; any other error in one line."""
+    return error.what if isinstance(error, HotfuseError) else error_text(error)
 
 
 class Faults:

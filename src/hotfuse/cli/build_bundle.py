@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotfuse.base.errors import HotfuseError, InputError
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.cli.model_inputs import Feeds, make_feeds
@@ -224,8 +225,7 @@ def _answered(call: Callable[[], Any], number: int) -> None:
     except HotfuseError:
         raise
     except Exception as e:
-        said = (str(e).splitlines() or [""])[0]
-        raise InputError(f"the model takes no call of kind {number}", because=f"{type(e).__name__}: {said}",
+        raise InputError(f"the model takes no call of kind {number}", because=error_text(e),
                          hint="the sizes and dtypes of its inputs: --traffic or --input") from e  # fmt: skip
 
 

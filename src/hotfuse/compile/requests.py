@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from hotfuse.base.errors import CaptureError, HotfuseError
+from hotfuse.base.faults import error_text
 from hotfuse.compile import answer_bodies, request_context
 from hotfuse.compile.answer_bodies import Answered, ReadyAnswer
 from hotfuse.compile.capture_passes import captured
@@ -192,9 +193,7 @@ def answer(header: Header, blobs: list[bytes]) -> wire.Message:
     except HotfuseError as e:
         return answer_bodies.refusal(CaptureError(e.what, where=e.where, because=e.because, hint=e.hint))
     except Exception as e:
-        text = str(e).strip().splitlines()
-        because = f"{type(e).__name__}: {text[0][:300] if text else ''}"
-        return answer_bodies.refusal(CaptureError(f"the request {kind!r} failed", because=because))
+        return answer_bodies.refusal(CaptureError(f"the request {kind!r} failed", because=error_text(e)))
 
 
 class Here:

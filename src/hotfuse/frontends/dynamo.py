@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.fx import Converted, PlaceholderRole, to_graph
 from hotfuse.ir.hash import structural_hash
@@ -158,8 +159,7 @@ def capture_dynamo(gm: fx.GraphModule, arguments: Arguments) -> Converted:
     except CaptureError:
         raise
     except Exception as e:
-        first = next((line for line in str(e).splitlines() if line.strip()), "")
-        raise CaptureError("the graph cannot be traced", because=f"{type(e).__name__}: {first[:300]}") from e
+        raise CaptureError("the graph cannot be traced", because=error_text(e)) from e
     done = to_graph(traced, _roles(traced, arguments), name="dynamo")
     return replace(done, graph=replace(done.graph, name=f"dynamo_{structural_hash(done.graph)[:12]}"))
 

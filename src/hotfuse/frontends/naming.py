@@ -30,6 +30,7 @@ from torch import nn
 
 from hotfuse.base.bytecode import globals_of
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.faults import error_text
 from hotfuse.frontends.ship import MAX_SHIPPED_ELEMENTS, PLAIN_TYPES, describe, operator_named, refuse_files
 
 MAX_CODE = 4096
@@ -63,7 +64,7 @@ def structure_name(target: Any, without: Mapping[int, Collection[str]] | None = 
     except (CaptureError, RecursionError) as e:
         raise Unnamed(e.what if isinstance(e, CaptureError) else "it is nested too deeply") from e
     except Exception as e:  # whatever a user's object does when it is looked at
-        raise Unnamed(f"{type(e).__name__}: {e}".splitlines()[0][:200]) from e
+        raise Unnamed(error_text(e)) from e
     state = (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu"))
     made = hashlib.sha256(sink.getvalue())
     made.update(repr((state, said)).encode())

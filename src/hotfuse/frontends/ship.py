@@ -29,6 +29,7 @@ from torch import nn
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.raw_bytes import raw_bytes
 
@@ -72,7 +73,7 @@ def ship(target: Any, extra: Any = None) -> Shipment:
     except Exception as e:
         raise CaptureError(
             "the model cannot be sent to a worker process", why=Why.NOT_SENDABLE,
-            because=f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
+            because=error_text(e),
             hint="keep locks, files and handles out of the module's attributes",
         ) from e
     return Shipment(out.getvalue(), tuple(packer.tensors), tuple(packer.modules))

@@ -31,6 +31,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from hotfuse.base.changed_arguments import contents, take_after
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.faults import error_text
 from hotfuse.base.structure import Spec, StructureBuilder
 from hotfuse.frontends.as_in_eager.fused_layers import with_eagers_masks
 from hotfuse.frontends.as_in_eager.idle_conversions import without_idle_conversions
@@ -208,9 +209,8 @@ def _export(flat: Flat, args: tuple[torch.Tensor, ...], dynamic: tuple[dict[int,
         raise
     except Exception as e:
         flat.seen.refuse()
-        first = next((line for line in str(e).splitlines() if line.strip()), "")
         raise CaptureError(
-            "the model cannot be captured", where=_user_line(e), because=f"{type(e).__name__}: {first[:300]}",
+            "the model cannot be captured", where=_user_line(e), because=error_text(e),
             hint="it keeps running as it is; avoid branches on tensor values for a graph",
             why=Why.READS_DATA if _reads_data(e) else Why.NOT_CAPTURABLE,
         ) from e

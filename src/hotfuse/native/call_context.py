@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.faults import error_text
 from hotfuse.base.once import once
 from hotfuse.native import tensors
 from hotfuse.native.function import python_function, python_symbols
@@ -162,4 +163,4 @@ def native_around() -> Around | str:
         _proven(around)
         return around
     except Exception as e:  # whatever another torch does otherwise is a reason to stay with Python
-        return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        return error_text(e)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.native import tensors
@@ -59,7 +60,7 @@ def flag_places() -> FlagPlaces | str:
     try:
         return _found()
     except Exception as e:  # whatever another torch does otherwise is a reason to ask Python
-        return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        return error_text(e)
 
 
 def _found() -> FlagPlaces:

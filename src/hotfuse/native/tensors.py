@@ -37,6 +37,7 @@ import torch
 from torch import nn
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.native.jit import Loaded, load_object
@@ -416,7 +417,7 @@ def _found() -> TensorHelpers | str:
         _proven(access, tensors)
         return access
     except Exception as e:  # whatever another torch does otherwise is a reason to stay with Python
-        return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        return error_text(e)
 
 
 def unavailable() -> str:

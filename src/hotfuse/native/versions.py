@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.native import tensors
 
@@ -92,7 +93,7 @@ def version_places() -> VersionPlaces | str:
                     raise InternalError("a tensor's version is read otherwise than Python reads it")
         return places
     except Exception as e:  # whatever another torch does otherwise is a reason to ask Python
-        return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        return error_text(e)
 
 
 def read_version(t: torch.Tensor, places: VersionPlaces) -> int:

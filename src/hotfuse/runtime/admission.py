@@ -17,8 +17,9 @@ import torch
 from hotfuse.analysis.call_facts import Dense, fact_text, facts_of, outer_facts
 from hotfuse.analysis.ties import all_tied, quanta_of
 from hotfuse.backends import registry
-from hotfuse.base.errors import CaptureError, HotfuseError
+from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Action, Why
+from hotfuse.base.faults import reason_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, counts_in, describe
 from hotfuse.compile.device.late_checks import unsafe_behind_reads
@@ -192,8 +193,7 @@ class GraphAdmission:
             else:
                 group.refused = str(e)
         except Exception as e:
-            text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
-            self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=text.splitlines()[0][:300])
+            self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=reason_text(e))
             group.refused = str(e)
 
     def _sizes_stay(self, site: Site, group: CallGroup, call: CallSpec, why: Why) -> None:

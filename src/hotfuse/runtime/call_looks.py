@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from hotfuse.base.events import Action, Why
+from hotfuse.base.faults import error_text
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.runtime.call_learner import CallLearner
@@ -139,7 +140,7 @@ class CallLooks:
                 self._begin_whole_calls(site, entry, plan, counts)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self._log.count("learning_faults")
-            self._log.decide(Action.KEEP, Why.LEARNING_FAILED, self._plans.model.name, because=f"{type(e).__name__}: {e}")
+            self._log.decide(Action.KEEP, Why.LEARNING_FAILED, self._plans.model.name, because=error_text(e))
         return result
 
     def _begin_whole_calls(self, site: Site, entry: Entry, plan: Plan, counts: ThreadCounts) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from hotfuse.base.errors import CallFault, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.paths.reads import RecordedReads, TooManyReads
@@ -355,7 +356,7 @@ class Capturer:
                     entry.around = (*entry.around, around)
                 entry.met = 0
             except Exception as e:
-                self._log.decide(Action.KEEP, Why.LEARNING_FAILED, self._model.name, because=f"{type(e).__name__}: {e}")
+                self._log.decide(Action.KEEP, Why.LEARNING_FAILED, self._model.name, because=error_text(e))
             finally:
                 entry.meeting = False
 

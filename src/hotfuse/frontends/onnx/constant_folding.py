@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import control, limits
 from hotfuse.frontends.onnx.constant_products import ConstantProduct
@@ -46,7 +47,7 @@ def ready(program: Program) -> Ready:
         return _folded(program)
     except Exception as e:  # whatever an operator raises: the run meets the same one at the same node, and names it
         plain = [_made(s, s.call, nested=s.programs) for s in program.steps]
-        why = f"{type(e).__name__}: {e}"  # not the exception, whose frames hold what was made so far
+        why = error_text(e)  # not the exception, whose frames hold what was made so far
         return replace(_ready(program, program.template, plain, set(program.consts)), unprepared=why)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hotfuse.base.errors import HotfuseError, ModelError
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx import fallback
 from hotfuse.frontends.onnx.model_file import OnnxGraph, OnnxNode
@@ -260,11 +261,10 @@ class Program:
 def node_error(node: OnnxNode | None, graph: str, e: Exception) -> ModelError:
     """An operator's own exception as one that says which node and what it was given."""
     if node is None:
-        return ModelError("a graph cannot start", where=f"graph {graph!r}", because=f"{type(e).__name__}: {e}")
-    lines = str(e).strip().splitlines()
+        return ModelError("a graph cannot start", where=f"graph {graph!r}", because=error_text(e))
     return ModelError(
         f"operator {node.op} of node {node.title!r} failed",
         where=f"graph {graph!r}, node {node.index}",
-        because=f"{type(e).__name__}: {lines[0] if lines else ''}",
+        because=error_text(e),
         hint="check the inputs' shapes and types against the model",
     )

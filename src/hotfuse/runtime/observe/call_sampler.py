@@ -20,8 +20,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import reason_text
 from hotfuse.base.living import Living
 from hotfuse.base.settings import Settings
 from hotfuse.profile.agent import BUDGET, Agent, Sampler
@@ -76,7 +76,7 @@ class Shared:
                     if self._tries < TRIES:
                         self._asked = False
                     else:
-                        self.failed = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+                        self.failed = reason_text(e)
                 return
             self.analyzer.use(probes.publish)
             self.analyzer.start()  # not in a call
@@ -211,7 +211,7 @@ class CallSampler:
                 made = InstrumentedPlan(plan, weights, watched.graph, self._shared.analyzer.names, look)
             except Exception as e:  # the plan serves all the same; it stays among those being built, so it is not tried again
                 self._failed += 1
-                text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+                text = reason_text(e)
                 self._log.decide(Action.REFUSE, Why.NOT_COMPILED, self._name, what=f"no instrumented variant: {text}"[:300])
                 return
             with self._lock:
@@ -238,7 +238,7 @@ class CallSampler:
                 made = fetch_counting(kernels, self._settings)
             except Exception as e:  # the plan is watched as before
                 self._failed += 1
-                text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+                text = reason_text(e)
                 self._log.decide(Action.REFUSE, Why.NOT_COMPILED, self._name, what=f"no counting kernels: {text}"[:300])
                 return
             self._counting += len(made)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from hotfuse.base.events import Action, EventLog, Why
-from hotfuse.base.faults import steady
+from hotfuse.base.faults import error_text, steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.living import Living
 from hotfuse.compile.answer_bodies import IdleAnswer, received
@@ -230,13 +230,9 @@ class Idle:
                     self._again_at = self._clock() + DONE_S
                     self._change(state=IdleState.DONE)
                     return
-        except (
-            Exception
-        ) as e:  # serving does not depend on it; it is counted, and given up when it happens again and again
+        except Exception as e:  # serving does not depend on it; it is counted, and given up when it happens again and again
             if not self._ending.is_set() and self._has(worker):
-                self._change(
-                    state=IdleState.WAITING, failures=self.told.failures + 1, because=f"{type(e).__name__}: {e}"[:200]
-                )
+                self._change(state=IdleState.WAITING, failures=self.told.failures + 1, because=error_text(e))
                 self._again_at = self._clock() + DONE_S
         finally:
             self._close()

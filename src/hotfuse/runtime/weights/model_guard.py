@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hotfuse.base.faults import error_text
 from hotfuse.frontends.derived_weights import derived_names
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.weights.class_code import dicts_of, same_entry, unwrapped
@@ -195,7 +196,7 @@ class ModelGuard:
         try:
             self._note()
         except Exception as e:
-            self.native = f"{type(e).__name__}: {e}"  # Python goes on looking, and nobody waits for more
+            self.native = error_text(e)  # Python goes on looking, and nobody waits for more
             raise
 
     def _tags(self) -> list[tuple[dict[Any, Any], int]]:

@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.overrides import TorchFunctionMode
 
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.leaf import UNKNOWN, Leaf
 from hotfuse.frontends.onnx import leaves
@@ -113,8 +114,7 @@ def _step(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[
             out = step.fn(TraceCtx(level, step.opset, len(step.node.outputs)), *args, **attrs)
     except Exception as e:  # whatever keeps a function from tracing, the operator itself can still run whole
         level.session.forget_pending()
-        first = next((line for line in str(e).splitlines() if line.strip()), "")
-        return _leaf(level, step, args, f"{type(e).__name__}: {first[:200]}")
+        return _leaf(level, step, args, error_text(e))
     results = list(out) if isinstance(out, tuple) else [out]
     if any(not level.owns(r) for r in results):
         return _leaf(level, step, args, "its result does not follow from its inputs' types")

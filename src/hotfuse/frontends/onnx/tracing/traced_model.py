@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from hotfuse.base.errors import CaptureError
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.leaf import UNKNOWN
@@ -83,11 +84,10 @@ def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTen
     except CaptureError:
         raise
     except Exception as e:
-        first = next((line for line in str(e).splitlines() if line.strip()), "")
         raise CaptureError(
             f"{module.model.source} cannot be traced",
             where=level.where,
-            because=f"{type(e).__name__}: {first[:300]}",
+            because=error_text(e),
             hint="it keeps running as it is",
         ) from e
     drop_unused(level)
