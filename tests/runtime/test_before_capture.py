@@ -18,8 +18,8 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import team_size
 from hotfuse.runtime.admission import GraphAdmission
+from hotfuse.runtime.call_group import CallGroup
 from hotfuse.runtime.serve.answering import turn_of
-from hotfuse.runtime.site import CallGroup
 from hotfuse.runtime.tierup import lull as lull_module
 from hotfuse.runtime.tierup import proof, tiers
 from hotfuse.runtime.tierup.contest import PlanContest

@@ -18,7 +18,7 @@ from hotfuse.compile.workers import wire
 from hotfuse.frontends.captured import CallSpec, Captured, TensorSpec
 from hotfuse.ir.text import parse
 from hotfuse.runtime.background import Background
-from hotfuse.runtime.site import MAX_SHAPE_KINDS, MIN_CALLS, CallGroup
+from hotfuse.runtime.call_group import MAX_SHAPE_KINDS, MIN_CALLS, CallGroup
 
 
 def seen(*kinds: int, calls: int) -> CallGroup:

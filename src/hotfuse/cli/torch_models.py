@@ -123,7 +123,7 @@ def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> 
     from hotfuse.frontends.captured import CallSpec
     from hotfuse.frontends.ship import ship
     from hotfuse.pipeline import BIND
-    from hotfuse.runtime.site import specs_of
+    from hotfuse.runtime.call_group import specs_of
 
     taken = take_call(args, {})
     leaves, spec = taken.leaves, taken.spec

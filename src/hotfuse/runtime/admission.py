@@ -29,6 +29,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
 from hotfuse.ops.own.assume import OtherPath
+from hotfuse.runtime.call_group import MAX_OPEN, CallGroup, specs_of
 from hotfuse.runtime.observe.repeats import InputRepeats
 from hotfuse.runtime.plan import Plan, not_made
 from hotfuse.runtime.plans import Capture, Plans
@@ -37,7 +38,7 @@ from hotfuse.runtime.serve.effects import effects_of
 from hotfuse.runtime.serve.fact_checks import failed, holds
 from hotfuse.runtime.serve.guards import compile_signature
 from hotfuse.runtime.serve.other_paths import PathBalance
-from hotfuse.runtime.site import MAX_OPEN, CallGroup, Entry, Site, specs_of
+from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.attempt import Compile, Weights, versions_of
 from hotfuse.runtime.tierup.audit import why_not

@@ -26,6 +26,7 @@ from hotfuse.machine import team_size
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.runtime.admission import MAX_FOLLOWED, CallSample, GraphAdmission
 from hotfuse.runtime.background import Background
+from hotfuse.runtime.call_group import CallGroup
 from hotfuse.runtime.capture_turn import CaptureTurn
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import HasState, Plans
@@ -35,7 +36,7 @@ from hotfuse.runtime.serve.effects import Before, shares_memory
 from hotfuse.runtime.serve.gradients import Gradients, opens_graph, requires
 from hotfuse.runtime.serve.other_paths import PathBalance, fits
 from hotfuse.runtime.serve.own_effects import transformed
-from hotfuse.runtime.site import CallGroup, Entry, Site
+from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import ThreadCounts
 from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.tierup.attempt import Compile

@@ -19,12 +19,11 @@ import torch
 from hotfuse.analysis.call_facts import Facts, fact_text, sized, stride_order
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
-from hotfuse.frontends.captured import CallSpec, TensorSpec
-from hotfuse.frontends.paths.reads import Path
 from hotfuse.ir.types import ROW_MAJOR
 from hotfuse.ops.dense_order import layout_by
 from hotfuse.profile.agent import Sampler
 from hotfuse.profile.traffic import MeasuredPiece
+from hotfuse.runtime.call_group import CallGroup
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.graph_weights import GraphWeights
@@ -43,14 +42,10 @@ from hotfuse.runtime.tierup.objective import Trade
 from hotfuse.runtime.whole_calls import FIRST_ROUNDS, IN_DOUBT, WholeCalls
 from hotfuse.specialize.table import FUSED, AttemptKey, sizes_key
 
-MAX_SHAPE_KINDS, MIN_CALLS = 2, 48
-"""Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
 MISSES_PER_HIT = 4
 """A call that finds no plan takes so many times as long to find that out as a call gains that finds one."""
 MISSED_CALLS = 15
 """Calls of a site that found no plan, less those that hits make up for, from which on most go straight to the model's own code."""
-MAX_OPEN = 2
-"""Captures with open sizes that fail before each size is captured by itself: which of them may be open, calls show in between."""
 MAX_REFUSED = 256
 """Attempts of one entry that are remembered as refused: kinds of sizes come and go for as long as a model serves."""
 THREADS = 1
@@ -281,84 +276,6 @@ class Entry:
         return self.whole
 
 
-@dataclass(slots=True)
-class CallGroup:
-    """Calls of one structure whose tensors have the same dtypes, ranks, devices and contiguity."""
-
-    first: tuple[tuple[int, ...], ...]
-    varied: list[set[int]]
-    captures: int = 0
-    raised: int = 0
-    """Calls that were to be captured and raised."""
-    pending: bool = False
-    refused: str = ""
-    tried: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
-    kinds: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
-    """Sizes that calls had, as far as they are told apart."""
-    noted: int = 0
-    nothing_new: int = 0
-    """Calls in a row that were looked at and had sizes that are known."""
-    alike: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    """By tensor and dim a number; dims whose sizes were equal in every call have the same one."""
-    follows: bool = False
-    """The model's code reads tensor data: what it reads is recorded in calls that are captured."""
-    paths: tuple[Path, ...] = ()
-    """Paths that a graph has which calls stray from: the next one that is captured is to have them, too."""
-    followed: int = 0
-    """Captures for further ones."""
-    across: tuple[frozenset[int], ...] = ()
-    """Dims in which calls of earlier processes had other sizes."""
-    not_open: int = 0
-    """Captures with open sizes that failed."""
-
-    def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
-        """Learn which dims vary."""
-        self.noted += 1
-        kinds = len(self.kinds)
-        if kinds <= MAX_SHAPE_KINDS:
-            self.kinds.add(shapes)
-        self.nothing_new = self.nothing_new + 1 if len(self.kinds) == kinds else 0
-        for seen, before, now in zip(self.varied, self.first, shapes, strict=True):
-            seen.update(d for d, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
-        self._tell_apart(shapes)
-
-    def note_other_processes(self, call: CallSpec, others: Sequence[CallSpec]) -> None:
-        """Calls of earlier processes had other sizes than this one; all that differs is left open."""
-        for other in others:
-            self._tell_apart(other.shapes)
-        opened = [dims for other in others if (dims := call.opened_with(other)) is not None]
-        self.across = tuple(frozenset().union(*dims) for dims in zip(*opened, strict=True))
-
-    def _tell_apart(self, shapes: tuple[tuple[int, ...], ...]) -> None:
-        numbers: dict[tuple[int, int], int] = {}
-        self.alike = {
-            (i, d): numbers.setdefault((self.alike.get((i, d), 0), size), len(numbers))
-            for i, shape in enumerate(shapes) for d, size in enumerate(shape)
-        }
-
-    def equal(self, inputs: Sequence[TensorSpec]) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The dims that a capture leaves open and that were always equal: a graph with one symbol for all of them is simpler."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for i, spec in enumerate(inputs):
-            for d in sorted(spec.dynamic):
-                found.setdefault(self.alike[i, d], []).append((i, d))
-        return tuple(tuple(dims) for dims in found.values() if len(dims) > 1)
-
-    def dynamic(self) -> list[set[int]]:
-        """The dims that a capture leaves open: none where many calls had few kinds of sizes, but for those that differ from process
-        to process, and none where captures with open ones failed.
-
-        A graph for each kind is captured and compiled sooner than one for all, and takes in no call that was never seen.
-        """
-        few = (self.noted >= MIN_CALLS and len(self.kinds) <= MAX_SHAPE_KINDS) or self.not_open >= MAX_OPEN
-        seen = [set[int]() for _ in self.varied] if few else self.varied
-        return [s | a for s, a in zip(seen, self.across, strict=True)] if self.across else seen
-
-    def across_processes(self) -> bool:
-        """Whether a capture leaves dims open that calls here showed nothing of."""
-        return any(a - s for a, s in zip(self.across, self.varied, strict=False))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
     """Where a call goes: a version of an entry, or the entry's plan."""
@@ -536,15 +453,3 @@ def _order(t: torch.Tensor) -> object:
         return ROW_MAJOR
     dense = layout_by(t.shape, t.stride())
     return stride_order(t.stride()) if dense.strided else dense
-
-
-def specs_of(leaves: Sequence[torch.Tensor], varied: Sequence[set[int]]) -> list[TensorSpec]:
-    """The leaves as capture needs to know them.
-
-    A dim of size 0 or 1 broadcasts or is empty, so a graph that is generic in it excludes the very call it is for: there
-    it stays static, and the dims beside it vary.
-    """
-    return [
-        TensorSpec(tuple(t.shape), tuple(t.stride()), t.dtype, str(t.device), frozenset(d for d in v if t.shape[d] > 1))
-        for t, v in zip(leaves, varied, strict=True)
-    ]
