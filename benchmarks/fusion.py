@@ -50,7 +50,7 @@ from hotfuse.fusion.fusion_engine import FusionPlanner, apart
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.order import GroupOrder
-from hotfuse.fusion.own import with_own_operands
+from hotfuse.fusion.recomputed_operands import with_own_operands
 from hotfuse.hpm import model as hpm
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.roofline import machine_roofline

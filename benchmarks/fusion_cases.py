@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hotfuse.fusion.layout import channels_last
-from hotfuse.fusion.own import with_own_operands
+from hotfuse.fusion.recomputed_operands import with_own_operands
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 

@@ -48,7 +48,7 @@ from hotfuse.compile.workers.worker_pool import machine_pool
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
-from hotfuse.fusion.own import with_own_operands
+from hotfuse.fusion.recomputed_operands import with_own_operands
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import evaluation, model
 from hotfuse.hpm.drawn_problems import draws

@@ -38,7 +38,7 @@ from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
 from hotfuse.frontends.lifted_state import CHANGES, OF_THE_PROCESS, LiftedState, StatePlaces, values_of
-from hotfuse.frontends.made_of import hold
+from hotfuse.frontends.model_parts import hold
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import keep, release
 from hotfuse.frontends.ship import Shipment, ship

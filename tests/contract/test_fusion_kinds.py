@@ -19,7 +19,7 @@ from hotfuse.fusion.fusion_engine import FusionChoice, FusionPlanner, apart
 from hotfuse.fusion.groups import group
 from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.layout import channels_last
-from hotfuse.fusion.own import with_own_operands
+from hotfuse.fusion.recomputed_operands import with_own_operands
 from hotfuse.ir.graph import Graph
 from hotfuse.simplify import simplify
 

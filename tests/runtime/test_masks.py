@@ -16,7 +16,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.observe import points
+from hotfuse.runtime.observe import watch_points
 from hotfuse.runtime.tierup import proposals
 from hotfuse.runtime.tierup.layers import open_mask
 from hotfuse.specialize.masks import all_alike
@@ -126,7 +126,7 @@ def test_looks_at_calls_go_through_no_graph(monkeypatch: pytest.MonkeyPatch, dec
         walks.append(name)
         return all_alike(graph, name, number)
 
-    for module in (proposals, points, open_mask):
+    for module in (proposals, watch_points, open_mask):
         monkeypatch.setattr(module, "all_alike", counted)
     looks = entry.samples.taken
     serve(100)

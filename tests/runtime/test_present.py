@@ -18,7 +18,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.errors import CaptureError
 from hotfuse.compile.workers import fork_once
-from hotfuse.frontends import made_of, present
+from hotfuse.frontends import model_parts, present
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.ship import ship
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_pickled_is_tried_once_and_an_exported_module_never(monke
 
 
 def test_what_has_no_end_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made_of, "MAX_OBJECTS", 5)
+    monkeypatch.setattr(model_parts, "MAX_OBJECTS", 5)
     fast = hotfuse.jit(Holding(), settings=QUIET.with_(capture="inline"))
     for _ in range(2):
         fast(torch.randn(3, 8))

@@ -31,9 +31,9 @@ from hotfuse.profile.names import MAX_SIGNATURES, OTHER, Names
 from hotfuse.profile.records import Batch, Flag, RecordKind, split
 from hotfuse.profile.shown import watched_text
 from hotfuse.runtime.observe.call_sampler import DEEP, CallSampler, Shared
-from hotfuse.runtime.observe.inside import COUNT_AFTER
+from hotfuse.runtime.observe.counted_values import COUNT_AFTER
 from hotfuse.runtime.observe.instrument import InstrumentedPlan
-from hotfuse.runtime.observe.points import WatchReason, choose, masks
+from hotfuse.runtime.observe.watch_points import WatchReason, choose, masks
 from hotfuse.runtime.plan import Plan
 from tests.races import kernels_win
 from tests.seeds import generator

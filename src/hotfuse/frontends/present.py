@@ -19,7 +19,7 @@ from torch import nn
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.frontends.captured import CallSpec, Captured
-from hotfuse.frontends.made_of import PLAIN_TENSORS, PresentModel
+from hotfuse.frontends.model_parts import PLAIN_TENSORS, PresentModel
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -41,7 +41,7 @@ from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.derived_weights import computed_in_the_layer
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
-from hotfuse.frontends.made_of import hold
+from hotfuse.frontends.model_parts import hold
 from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
 from hotfuse.frontends.paths.join import joined
 from hotfuse.frontends.paths.reads import Path as DataPath

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hotfuse.analysis.attention import FUSED, PACKED, written
 from hotfuse.ir.graph import Graph, Node, Value, sources
-from hotfuse.lower.common.between import PRODUCTS, is_product
+from hotfuse.lower.common.activation_products import PRODUCTS, is_product
 from hotfuse.lower.common.effort import limited
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered

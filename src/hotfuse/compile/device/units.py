@@ -43,7 +43,7 @@ from hotfuse.ir.graph import Graph, Kind, Node, makers, output_values, readers
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ir.verify import verify
-from hotfuse.lower.common.between import is_product
+from hotfuse.lower.common.activation_products import is_product
 from hotfuse.lower.common.codec import to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered

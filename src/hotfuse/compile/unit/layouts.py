@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from hotfuse.fusion.fusion_engine import Contest, FusionChoice, FusionPlanner
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.layout import channels_last, entered, regions
-from hotfuse.fusion.own import with_own_operands
+from hotfuse.fusion.recomputed_operands import with_own_operands
 from hotfuse.ir.graph import Graph
 from hotfuse.ops.table import packet
 

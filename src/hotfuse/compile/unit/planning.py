@@ -22,7 +22,7 @@ from hotfuse.fusion.fusion_engine import Contest, FusionPlanner, Planned
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import CandidateKind
 from hotfuse.fusion.layout import channels_last
-from hotfuse.fusion.own import with_own_operands
+from hotfuse.fusion.recomputed_operands import with_own_operands
 from hotfuse.fusion.seen_costs import SeenCosts
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.cpu.tiling import Core

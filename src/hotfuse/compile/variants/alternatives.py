@@ -23,8 +23,8 @@ from hotfuse.fusion.crossover import Variant
 from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import TensorType, dims_of
+from hotfuse.lower.common.activation_products import PRODUCTS, is_product
 from hotfuse.lower.common.algebra import product
-from hotfuse.lower.common.between import PRODUCTS, is_product
 from hotfuse.lower.common.bounds import bounded
 from hotfuse.lower.cpu.attention import tiling as attention_tiling
 from hotfuse.lower.cpu.gemm.bmm import rows_at_once

@@ -1,7 +1,7 @@
 """Where an element of a value comes from, one step back: memory, a view's source, an op's operands, one of several pieces.
 
 The evaluator (`lower.common.tile_values`) writes instructions along these steps; planning (`lower.common.value_needs`,
-`lower.common.landing`) only follows them.
+`lower.common.loop_positions`) only follows them.
 """
 
 from __future__ import annotations

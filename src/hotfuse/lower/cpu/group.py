@@ -19,7 +19,7 @@ from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources
 from hotfuse.ir.types import TensorType, dims_of
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
 from hotfuse.lower.common.kernel_stages import ordered, sharing_loops
-from hotfuse.lower.common.landing import land
+from hotfuse.lower.common.loop_positions import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.positions import Refine, Space, counters_of
 from hotfuse.lower.common.recompute import read_often

@@ -12,7 +12,7 @@ from dataclasses import replace
 from hotfuse.analysis.attention import BOUNDED, FUSED, PACKED, written
 from hotfuse.ir.graph import Graph, Value, map_node
 from hotfuse.ir.types import TensorType
-from hotfuse.lower.common.between import is_product
+from hotfuse.lower.common.activation_products import is_product
 from hotfuse.lower.common.effort import limited
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered

@@ -21,7 +21,7 @@ from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.attention_node import AttentionNode, attention_node, four
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.landing import land
+from hotfuse.lower.common.loop_positions import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.positions import ORIGIN, Coord, Position, Space, counters_of, scaled, summed
 from hotfuse.lower.common.steps import Definitions

@@ -22,9 +22,9 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands
-from hotfuse.lower.common.between import SUMS, Between, between, is_product
+from hotfuse.lower.common.activation_products import SUMS, Between, between, is_product
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.landing import land
+from hotfuse.lower.common.loop_positions import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.positions import ORIGIN, Position, Space, counters_of
 from hotfuse.lower.common.steps import Definitions

@@ -21,7 +21,7 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.landing import land
+from hotfuse.lower.common.loop_positions import land
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.positions import Position, Space, counters_of, in_finer_loops
 from hotfuse.lower.common.steps import Definitions

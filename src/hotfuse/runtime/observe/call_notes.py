@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.profile.records import Batch, Subject
-from hotfuse.runtime.observe.points import Point
+from hotfuse.runtime.observe.watch_points import Point
 
 MAX_CONTROL = 32
 """Outcomes of control nodes noted in one call; a loop around a branch could give any number."""

@@ -1,8 +1,9 @@
 """The instrumented variant of a plan: the same partitions, with looks at values, clocks and branches in between.
 
-A variant is built in the background and run on sampled calls only. Its code is the plan's, wrapped (`runtime.observe.wrapped`);
-what kernels inside native runs store is counted by kernels of its own (`runtime.observe.inside`). What neither shows (branches
-on a side without native code, loops in the library) is now and then sampled in the baseline instead.
+A variant is built in the background and run on sampled calls only. Its code is the plan's, wrapped
+(`runtime.observe.instrumented_code`); kernels of its own count what kernels inside native runs store
+(`runtime.observe.counted_values`). What neither shows (branches on a side without native code, loops in the library) is now and
+then sampled in the baseline instead.
 
 What watching adds (looks, records) is measured on the way and taken out of the times.
 """
@@ -19,11 +20,11 @@ from hotfuse.ir.graph import output_values
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Subject
 from hotfuse.runtime.observe.call_notes import MAX_CONTROL, Noting, RecordValue, SampledCall
-from hotfuse.runtime.observe.inside import RunProbes, stored
+from hotfuse.runtime.observe.counted_values import RunProbes, stored
+from hotfuse.runtime.observe.instrumented_code import Wrapped
 from hotfuse.runtime.observe.meters import Meters, part_of
 from hotfuse.runtime.observe.partition_cost import UNKNOWN, known, partition_cost
-from hotfuse.runtime.observe.points import choose
-from hotfuse.runtime.observe.wrapped import Wrapped
+from hotfuse.runtime.observe.watch_points import choose
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.compressed import StoredKernels
 

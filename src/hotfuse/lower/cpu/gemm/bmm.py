@@ -19,8 +19,8 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands
+from hotfuse.lower.common.activation_products import SUMS, Between, between, is_product
 from hotfuse.lower.common.algebra import mul, product, same, sub
-from hotfuse.lower.common.between import SUMS, Between, between, is_product
 from hotfuse.lower.common.bounds import at_most
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type

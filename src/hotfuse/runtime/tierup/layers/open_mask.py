@@ -88,7 +88,7 @@ def open_mask(
     """A mask that may be worth a plan without it; `calls` are kept ones, `refused` says what was tried before or serves.
 
     Asked on the call path, so it goes through no graph: a value of which something is expected here is one that others depend on as
-    a mask (`runtime.observe.points`), and whether the graph is smaller without it the attempt finds out.
+    a mask (`runtime.observe.watch_points`), and whether the graph is smaller without it the attempt finds out.
     """
     for i, v in enumerate(graph.inputs):
         if not isinstance(v.type, TensorType) or v.type.dtype not in _MASKS:

@@ -20,8 +20,8 @@ from hotfuse.lower.run.description import CLOCK, COUNTS, OUTCOMES
 from hotfuse.ops.control import truth
 from hotfuse.runtime.observe.call_notes import Noting
 from hotfuse.runtime.observe.control_outcomes import ToldOutcome, telling
-from hotfuse.runtime.observe.inside import RunProbes
-from hotfuse.runtime.observe.points import Point
+from hotfuse.runtime.observe.counted_values import RunProbes
+from hotfuse.runtime.observe.watch_points import Point
 from hotfuse.runtime.plan import Plan, PlanUnit, chained
 
 if TYPE_CHECKING:

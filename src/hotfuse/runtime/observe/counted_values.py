@@ -16,7 +16,7 @@ from hotfuse.ir.graph import Value
 from hotfuse.ir.types import TensorType
 from hotfuse.profile.records import Flag
 from hotfuse.runtime.observe.call_notes import SampledCall
-from hotfuse.runtime.observe.points import Point
+from hotfuse.runtime.observe.watch_points import Point
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.compressed import StoredKernels
 from hotfuse.tile.instrument import FLOATS, ranges
