@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from hotfuse.frontends.onnx import constant_products, conv_kernels, packed_weights
+from hotfuse.base.faults import faults
+from hotfuse.frontends.onnx import constant_products, conv_kernels, packed_lstm, packed_weights
 from hotfuse.frontends.onnx.constant_products import ConstantProduct
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.interp import OnnxModule
@@ -56,6 +58,21 @@ class Slow:
 
 def close(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize(("module", "pack", "available"), [
+    (constant_products, "_pack", "available"), (conv_kernels, "_pointwise", "available"), (packed_lstm, "_pack", "_available"),
+])  # fmt: skip
+def test_operators_that_torch_lacks_are_told(
+    module: ModuleType, pack: str, available: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_given: Any) -> Any:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(module, pack, missing)
+    assert not getattr(module, available).__wrapped__()
+    assert [n for said, n in faults.counts().items() if "packed" in said and "no such operator" in said] == [1]
 
 
 @needs_products

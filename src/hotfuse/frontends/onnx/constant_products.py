@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotfuse.base.faults import faults
 from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, trials, usable
 
 MIN_MULTIPLIES = 1 << 22
@@ -104,7 +105,8 @@ def available() -> bool:
         with torch.no_grad():
             got = _linear(x, _pack(rows), rows[:, 0].contiguous(), "none", [], "")
         return torch.allclose(got, F.linear(x, rows, rows[:, 0]), rtol=1e-5, atol=1e-5)
-    except Exception:  # another torch, or a build without the library: its own kernels do
+    except Exception as e:  # another torch, or a build without the library: its own kernels do
+        faults.note("oneDNN's products over packed weights", e)
         return False
 
 

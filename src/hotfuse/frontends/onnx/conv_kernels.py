@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotfuse.base.faults import faults
 from hotfuse.frontends.onnx.native_floats import native_windows
 from hotfuse.frontends.onnx.packed_weights import MARGIN, PackedWeight, trials, usable
 from hotfuse.ops.folded_conv import FoldedConv
@@ -159,7 +160,8 @@ def available() -> bool:
             got = _pointwise()(x, packed, None, [1, 1], [1, 1], [1, 1], 1, "none", [], "")
             plain = _unpacked()(x, weight, None, [1, 1], [1, 1], [1, 1], 1)
         return all(torch.allclose(y, want, rtol=1e-4, atol=1e-4) for y in (got, plain))
-    except Exception:  # another torch, or a build without the library: its own kernels do
+    except Exception as e:  # another torch, or a build without the library: its own kernels do
+        faults.note("oneDNN's convolutions over packed weights", e)
         return False
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hotfuse.base.faults import faults
 from hotfuse.base.lazy_dataclass import dataclass
 
 _LSTM = 2
@@ -97,5 +98,6 @@ def _available() -> bool:
         want = torch.lstm(x, [h.unsqueeze(0)] * 2, [w, r], has_biases=False, num_layers=1, dropout=0.0, train=False,
                           bidirectional=False, batch_first=False)  # fmt: skip
         return torch.allclose(got[0], want[0], atol=1e-6) and torch.allclose(got[2], want[2][0], atol=1e-6)
-    except (AttributeError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError) as e:
+        faults.note("oneDNN's packed LSTM layers", e)
         return False

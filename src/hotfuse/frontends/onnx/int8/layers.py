@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotfuse.base.faults import faults
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.int8.native_layers import NativeConv, NativeProduct, supported
 from hotfuse.frontends.onnx.int8.storage import (
@@ -225,7 +226,8 @@ def signed_sums_are_exact() -> bool:
     pairs = ((low, high, -128 * 127), (low, low.t().contiguous(), 128 * 128), (high.t().contiguous(), high, 127 * 127))
     try:
         return all(bool((torch._int_mm(a, b) == 64 * each).all()) for a, b, each in pairs)  # pyright: ignore[reportPrivateUsage]
-    except (AttributeError, NotImplementedError, RuntimeError):
+    except (AttributeError, NotImplementedError, RuntimeError) as e:
+        faults.note("products of signed bytes", e)
         return False
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotfuse.base.faults import faults
 from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies
 from hotfuse.native.byte_kernels import ByteKernels, background
 
@@ -68,7 +69,8 @@ def available() -> bool:
         try:
             bytes_of(torch.quantize_per_tensor(torch.zeros(1, dtype=torch.float32), 1.0, 0, torch.quint8))
             return bool(quantized_view(torch.ones(1, dtype=torch.uint8), 2.0, 0).dequantize() == 2.0)
-        except (AttributeError, NotImplementedError, RuntimeError):
+        except (AttributeError, NotImplementedError, RuntimeError) as e:
+            faults.note("torch's quantized tensors", e)
             return False
 
 
