@@ -14,10 +14,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-
-import numpy as np
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Objective
@@ -27,23 +25,21 @@ from hotfuse.fusion.candidates import FusionCandidate, Generator, kind_of
 from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import Predictor
+from hotfuse.fusion.group_costs import UNKNOWN, GroupCosts
 from hotfuse.fusion.group_steps import Side, conversions, differing, ops, regrouped, rewritten
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import WHOLE_GROUPS, CandidateKind, GroupKind
 from hotfuse.fusion.order import GroupOrder
-from hotfuse.fusion.seen_costs import SeenCosts, correction, masked, served
-from hotfuse.fusion.worth import NOTHING, Gain, PredictedCost, cost, gain, score, value
-from hotfuse.hpm.work import Candidate as Question
+from hotfuse.fusion.seen_costs import SeenCosts
+from hotfuse.fusion.worth import NOTHING, Gain, PredictedCost, gain, score, value
 from hotfuse.hpm.work import CoreShape
 from hotfuse.ir.graph import Graph
-from hotfuse.profile.traffic import MeasuredPiece
 
 WORTH_MEASURING = 0.002
 """Of what a graph costs: while a plan waits, no contest is held about less."""
 MAX_ROUNDS = 24
 MIN_GAIN = 0.002
 """Gains below this part of what there is drown in noise."""
-UNKNOWN = PredictedCost(float("nan"), 0.0, float("nan"), 0)
 NO_GAIN = Gain(0.0, 0.0)
 SAMPLES = "samples"
 """Evidence that calls gave: reasons that have it are shown also where others decided."""
@@ -129,30 +125,25 @@ class FusionPlanner:
     kinds: frozenset[CandidateKind] = frozenset(CandidateKind)
     seen: SeenCosts = field(default_factory=SeenCosts)
     """What calls showed of the graph."""
-    _costs: dict[tuple[Key, bool], PredictedCost] = field(default_factory=dict[tuple[Key, bool], PredictedCost])
-    """As predicted, over the sizes of calls."""
-    _by_size: dict[tuple[Key, bool], tuple[float, ...]] = field(default_factory=dict[tuple[Key, bool], tuple[float, ...]])
-    """Predicted seconds at each of those sizes, where there are several."""
-    _measured: dict[tuple[Key, bool], tuple[MeasuredPiece, float]] = field(
-        default_factory=dict[tuple[Key, bool], tuple[MeasuredPiece, float]])
-    """What served, with the seconds that were predicted of it."""
+    _costs: GroupCosts = field(init=False)
     _lowered: dict[Key, str] = field(default_factory=dict[Key, str])
-    _predictions: int = 0
     _whole: float = 0.0
     """What all groups together cost before anything was changed, in what is optimized."""
     _open: dict[Key, FusionChoice] = field(default_factory=dict[Key, FusionChoice])
     """What predictions left undecided."""
     _exploration: Budget = field(default_factory=exploration.budget)
 
+    def __post_init__(self) -> None:
+        self._costs = GroupCosts(lambda asks: self.predict(asks), self.core, self.threads, self.seen)
+
     def plan(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
         """Better groups for a graph at the sizes of a call."""
         start = time.perf_counter()
-        self._costs.clear()
-        self._predictions = 0
+        self._costs.begin()
         index = UseIndex(graph, sizes)
         order = GroupOrder(index, groups)
-        self._foresee(index, order.groups)
-        before = self._total(index, order.groups)
+        self._costs.foresee(index, order.groups)
+        before = self._costs.total(index, order.groups)
         self._whole = score(before, self.objective, self.threads)
         choices: list[FusionChoice] = []
         decided: set[Key] = set()
@@ -165,9 +156,9 @@ class FusionPlanner:
         late = fails(Criterion.VALUE, "predictions cannot tell, and no time is left for a look")
         choices += [_with(c, accepted=False, reasons=(*c.reasons, late)) for c in self._open.values()]
         index = order.index
-        costs = {g: self._cost(index, g) for g in order.groups}
-        return Planned(index.graph, order.groups, tuple(choices), before, self._total(index, order.groups),
-                       time.perf_counter() - start, self._predictions, costs)
+        costs = {g: self._costs.cost(index, g) for g in order.groups}
+        return Planned(index.graph, order.groups, tuple(choices), before, self._costs.total(index, order.groups),
+                       time.perf_counter() - start, self._costs.predictions, costs)
 
     def best(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
         """The better of two plans: one that begins with these groups, one that begins with no fusion at all.
@@ -220,8 +211,8 @@ class FusionPlanner:
         sides: list[PredictedCost] = []
         for graph, groups in (one, two):
             index = UseIndex(graph, sizes)
-            self._foresee(index, groups)
-            sides.append(self._total(index, groups))
+            self._costs.foresee(index, groups)
+            sides.append(self._costs.total(index, groups))
         return sides, gain(sides[0], sides[1], self.objective, self.threads)
 
     def _contested(self, old: Grouped, new: Grouped, sizes: Mapping[str, int], contest: Contest) -> tuple[str, float]:
@@ -240,8 +231,8 @@ class FusionPlanner:
         """What nodes would take by themselves."""
         index = UseIndex(where[0], sizes)
         alone = [Group((i,), GroupKind.ROWS) for i in nodes]
-        self._foresee(index, alone)
-        return self._total(index, alone).seconds
+        self._costs.foresee(index, alone)
+        return self._costs.total(index, alone).seconds
 
     def _decided(self, order: GroupOrder, dirty: set[Group], decided: set[Key], choices: list[FusionChoice]) -> GroupOrder:
         """Rounds around new groups, until predictions find nothing more."""
@@ -268,7 +259,7 @@ class FusionPlanner:
             found = alike.pop(key)
             choices.append(self._refused(index, found))
         viable = {k: found[0] for k, found in alike.items()}
-        self._foresee_all(index, viable.values())
+        self._costs.foresee_all(index, viable.values())
         ranked: list[tuple[float, int, list[FusionCandidate], FusionChoice]] = []
         for n, (key, c) in enumerate(viable.items()):
             choice = self._weighed(index, c, len(alike[key]))
@@ -398,92 +389,17 @@ class FusionPlanner:
             self._lowered[key] = self.lowers(index.closed(g.nodes))
         return self._lowered[key]
 
-    # --- figures -----------------------------------------------------------------------------------------------------
-
-    def _foresee_all(self, index: UseIndex, candidates: Iterable[FusionCandidate]) -> None:
-        """Predict everything that candidates would build, in one batch for each graph."""
-        here: list[Group] = []
-        for c in candidates:
-            if c.rewritten is None:
-                here += c.new
-            else:
-                self._foresee(UseIndex(c.rewritten.graph, index.sizes), c.new)
-        self._foresee(index, here)
-
-    def _foresee(self, index: UseIndex, groups: Sequence[Group]) -> None:
-        missing: dict[tuple[Key, bool], Group] = {}
-        for g in groups:
-            key = (index.key(g.nodes), g.kind == GroupKind.LIBRARY)
-            if key not in self._costs:
-                missing.setdefault(key, g)
-        if not missing:
-            return
-        mix = [(dict(index.sizes), 1.0)] if not self.seen.seen.mix else self._mix(index.sizes)
-        asks = [
-            Question(index.closed(g.nodes), sizes, None if k[1] else self.core, self.threads)
-            for k, g in missing.items()
-            for sizes, _ in mix
-        ]
-        found = self.predict(asks)
-        self._predictions += len(asks)
-        weights = np.array([share for _, share in mix])
-        exposed = found.exposed if len(found.exposed) else np.zeros(len(asks))
-        columns = (found.seconds, found.low_s, found.high_s, found.joules, exposed)
-        for n, (key, g) in enumerate(missing.items()):
-            each = slice(n * len(mix), (n + 1) * len(mix))
-            seconds, low, high, joules, hidden = (float(weights @ column[each]) for column in columns)
-            if not np.isfinite(seconds):
-                self._costs[key] = UNKNOWN
-                continue
-            part = None if key[1] else self.seen.open_keys(index, g.nodes)
-            predicted = cost(seconds, low, high, joules, index.stored(g.nodes) or 0, hidden)
-            self._costs[key] = predicted if part is None else masked(predicted, part)
-            if len(mix) > 1:
-                self._by_size[key] = tuple(map(float, found.seconds[each]))
-            elif (piece := self.seen.measured(index, g.nodes, library=key[1])) is not None:
-                self._measured[key] = piece, self._costs[key].seconds
-
-    def _mix(self, sizes: Mapping[str, int]) -> list[tuple[dict[str, int], float]]:
-        """The sizes that calls have, with their shares."""
-        mix = self.seen.seen.mix
-        whole = sum(m.share for m in mix)
-        return [({**sizes, **m.dims}, m.share / whole) for m in mix]
-
-    def _cost(self, index: UseIndex, g: Group) -> PredictedCost:
-        """What a group takes: as measured where it served, else as predicted, corrected by how far predictions were off there."""
-        key = (index.key(g.nodes), g.kind == GroupKind.LIBRARY)
-        predicted = self._costs.get(key, UNKNOWN)
-        if (found := self._measured.get(key)) is not None and predicted.known:
-            return served(predicted, found[0])
-        return predicted if key[1] or not self._measured else predicted.times(self._off())
-
-    def _off(self, groups: Sequence[Group] = (), index: UseIndex | None = None) -> float:
-        """How far predictions of kernels were off: of these groups, or of all that served."""
-        kernels = {k: pair for k, pair in self._measured.items() if not k[1]}
-        if index is not None:
-            wanted = {(index.key(g.nodes), False) for g in groups}
-            kernels = {k: pair for k, pair in kernels.items() if k in wanted} or kernels
-        return correction(kernels.values())
-
-    def _total(self, index: UseIndex, groups: Sequence[Group]) -> PredictedCost:
-        """The sum over groups whose cost is known."""
-        total = NOTHING
-        for g in groups:
-            if (one := self._cost(index, g)).known:
-                total = total + one
-        return total
-
     # --- decisions ---------------------------------------------------------------------------------------------------
 
     def _weighed(self, index: UseIndex, c: FusionCandidate, uses: int) -> FusionChoice:
         where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
         before, after = NOTHING, NOTHING
         for g in c.old:
-            before = before + self._cost(index, g)
-        local = self._off(c.old, index) / self._off() if self._measured else 1.0
+            before = before + self._costs.cost(index, g)
+        local = self._costs.off(c.old, index) / self._costs.off() if self._costs.measured else 1.0
         for g in c.new:
-            plain = g.kind == GroupKind.LIBRARY or (where.key(g.nodes), False) in self._measured
-            after = after + self._cost(where, g).times(1.0 if plain else local)
+            plain = g.kind == GroupKind.LIBRARY or self._costs.is_measured(where, g)
+            after = after + self._costs.cost(where, g).times(1.0 if plain else local)
         subject = ops(index, c.old)
         if not before.known or not after.known:
             reason = fails(Criterion.PREDICTABLE, "its time cannot be predicted")
@@ -495,7 +411,7 @@ class FusionPlanner:
         worth = value(won, trust, uses)
         least = MIN_GAIN * score(before, self.objective, self.threads)
         accepted = worth > 0 and won.discounted(trust) > least
-        known = sum((index.key(g.nodes), g.kind == GroupKind.LIBRARY) in self._measured for g in c.old)
+        known = sum(self._costs.is_measured(index, g) for g in c.old)
         as_served = f", {known} of {len(c.old)} as measured while serving" if known else ""
         text = f"{before.seconds * 1e6:.1f} -> {after.seconds * 1e6:.1f} us{as_served}, worth {worth:.2g} s"
         make = holds if accepted else fails
@@ -504,13 +420,11 @@ class FusionPlanner:
 
     def _at_all_sizes(self, index: UseIndex, where: UseIndex, c: FusionCandidate, won: Gain) -> tuple[Gain, tuple[Reason, ...]]:
         """A gain that differs from size to size is as uncertain as the sizes of calls are: with how far it lies apart."""
-        old = [self._by_size.get((index.key(g.nodes), g.kind == GroupKind.LIBRARY)) for g in c.old]
-        new = [self._by_size.get((where.key(g.nodes), g.kind == GroupKind.LIBRARY)) for g in c.new]
-        sides = [[s for s in side if s is not None] for side in (old, new)]
-        if not self._by_size or len(sides[0]) < len(old) or len(sides[1]) < len(new):
+        old, new = self._costs.at_each_size(index, c.old), self._costs.at_each_size(where, c.new)
+        if old is None or new is None:
             return won, ()
-        shares = [share for _, share in self._mix(index.sizes)]
-        each = [sum(a) - sum(b) for a, b in zip(zip(*sides[0], strict=True), zip(*sides[1], strict=True), strict=True)]
+        shares = [share for _, share in self._costs.mix(index.sizes)]
+        each = [a - b for a, b in zip(old, new, strict=True)]
         mean = sum(g * share for g, share in zip(each, shares, strict=True))
         deviation = math.sqrt(sum(share * (g - mean) ** 2 for g, share in zip(each, shares, strict=True)))
         text = f"saves {min(each) * 1e6:.1f} to {max(each) * 1e6:.1f} us at the {len(each)} sizes that calls have"
