@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import importlib
 import os
@@ -17,6 +18,8 @@ from hotfuse.base.passes import verifying
 from tests import process, quick
 from tests.levels import one_level_each
 from tests.seeds import begin, shuffled
+
+gc.disable()  # until all is collected: what is imported stays, and to look through it again and again takes half of that time
 
 NAME = pytest.StashKey[str]()
 
@@ -96,6 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """A collection of garbage looks at what tests made, not at all that was imported for thirteen thousand of them."""
     process.freeze()
+    gc.enable()
 
 
 TOOK: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -27,7 +28,18 @@ def name(path: Path) -> str:
 
 @cache
 def trees() -> dict[Path, ast.Module]:
-    return {p: ast.parse(p.read_text()) for p in sorted(ROOT.rglob("*.py"))}
+    """Millions of objects without a cycle: the collector would look through them for longer than parsing takes."""
+    gc.disable()
+    try:
+        return {p: ast.parse(p.read_text()) for p in sorted(ROOT.rglob("*.py"))}
+    finally:
+        gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_trees_stay() -> Iterator[None]:
+    yield
+    trees.cache_clear()
 
 
 @cache
