@@ -14,7 +14,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE=
 PYTEST := $(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
-# Sources are compiled on all cores, else every process compiles them where byte code is not written; pip does so on one, and compiles
+# Sources are compiled on all cores, else every process compiles them where byte code is not written; a pip does so on one, and compiles
 # also these: two collections of models of which a process imports a few, and tests. They are compiled when they are imported.
 SELDOM := /tests?/|/(transformers|diffusers|pip)/
 
@@ -26,9 +26,9 @@ help: ## this list
 
 setup: $(STAMP) ## the virtual environment, once
 
-$(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
+$(STAMP): pyproject.toml constraints.txt requirements-dev.txt tools/make_venv.sh tools/install.py
 	@sh tools/make_venv.sh $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
+	$(BIN)/python tools/install.py
 	@$(BIN)/python -m compileall -q -j 0 src
 	@$(BIN)/python -m compileall -q -j 0 -x '$(SELDOM)' $(VENV)/lib > /dev/null || true  # packages hold templates that are no Python
 	@touch $@

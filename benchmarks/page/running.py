@@ -20,7 +20,7 @@ from benchmarks.side.turns import environment
 from benchmarks.zoo.wheels import FOLDER_VARIABLE, zoo_folder
 
 PACKAGES = ("torch", "onnxruntime", "openvino", "transformers")
-SOURCES = ("src", "benchmarks", "examples", "pyproject.toml", "constraints.txt")
+SOURCES = ("src", "benchmarks", "examples", "pyproject.toml", "constraints.txt", "requirements-dev.txt")
 """What decides figures: changes elsewhere (this page, say) leave a commit what it is."""
 
 
