@@ -19,7 +19,7 @@ from hotfuse.runtime import engine, plans
 from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.plans import MAX_UNSETTLED_S
+from hotfuse.runtime.plans import MAX_AWAITED_S
 from hotfuse.runtime.rests import CALLS_PER_REST, MAX_REST, Rests
 from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.site import MISSED_CALLS
@@ -286,7 +286,7 @@ def test_a_model_that_changes_in_every_call_is_left_alone_until_it_stays(monkeyp
             torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
         assert fast.stats()["captures"] <= 16 and looked[0] < 300  # one a call before, and a capture whenever one was allowed
         assert "the model changed" in str(fast.explain())
-        now[0] += MAX_UNSETTLED_S
+        now[0] += MAX_AWAITED_S
         for _ in range(2000):
             torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
     assert fast.stats()["graph_calls"] > 500

@@ -58,7 +58,7 @@ class CallLooks:
         self._capturer, self._improver, self._learner = capturer, improver, learner
         self._answered_instead = answered_instead
         self._context_decided = context_decided
-        """Whether it is settled if native code or Python asks what is around a call."""
+        """Whether it is decided if native code or Python asks what is around a call."""
 
     def answer(
         self, found: tuple[Site, Entry, Plan, GradientLink], leaves: Sequence[torch.Tensor], holders: Sequence[Any],

@@ -285,7 +285,7 @@ class Capturer:
                         group.noted += RESTING_CALLS
                     site.resting = RESTING_CALLS
             return
-        if self._plans.unsettled():
+        if self._plans.awaits_change():
             site.resting = 4 * RESTING_CALLS
         elif all(g.refused and not g.pending for g in groups):
             longest = int(MAX_REST_S / max(seconds, 1e-7))
@@ -375,7 +375,7 @@ class Capturer:
 
     def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, CallGroup, Why] | None:
         """Whether this call should be captured, and why; marks its group as pending if so."""
-        if self._settings.capture == "off" or self._plans.closed or self._spent() or self._plans.unsettled():
+        if self._settings.capture == "off" or self._plans.closed or self._spent() or self._plans.awaits_change():
             return None
         if beyond := _beyond_capture(leaves):
             name, because = beyond

@@ -52,7 +52,7 @@ captures serve nobody; a program that generates in many ways (beams, batches, ca
 of calls, and uses all of them."""
 MAX_SHORT_LIVED = 4
 """Changes in a row that renew the limit although plans of the model before had answered fewer calls than that."""
-UNSETTLED, MAX_UNSETTLED_S = 2, 32.0
+AWAITED_AFTER, MAX_AWAITED_S = 2, 32.0
 """From so many such changes on, nothing is captured for twice as long as the model had lasted, and at most so long: a capture takes
 half a second of Python beside calls, and one follows the other while a variable that the code reads changes in every call."""
 
@@ -119,7 +119,7 @@ class Plans:
         """Changes of the model in a row whose plans had answered few calls."""
         self.changes = ""
         """What changed last."""
-        self._changed_at, self._settled_at = monotonic(), 0.0
+        self._changed_at, self._awaited_until = monotonic(), 0.0
         """When that was, and from when on the model may be captured again."""
         self._in_vain = 0
         """Changes of the model in a row behind which no plan had served, since a capture was refused."""
@@ -134,9 +134,9 @@ class Plans:
         served = sum(e.calls for site in list(self.sites.values()) for e in site.entries)
         return self.captures < min(MAX_EARNED * most, most + served // CALLS_A_CAPTURE)
 
-    def unsettled(self) -> bool:
+    def awaits_change(self) -> bool:
         """Whether the model has changed so often that the next change is waited for, and nothing is captured meanwhile."""
-        return self.short_lived > UNSETTLED and monotonic() < self._settled_at
+        return self.short_lived > AWAITED_AFTER and monotonic() < self._awaited_until
 
     def changes_itself(self, *, counted: bool = True) -> list[str]:
         """That the model is another one after a few calls, time and again; empty where it is not. A log that says everything once
@@ -176,7 +176,7 @@ class Plans:
             self.short_lived = 0 if served >= CALLS_A_CAPTURE else self.short_lived + 1
             now = monotonic()
             lasted, self._changed_at = now - self._changed_at, now
-            self._settled_at = now + min(2 * lasted, MAX_UNSETTLED_S) if lasted < MAX_UNSETTLED_S else now
+            self._awaited_until = now + min(2 * lasted, MAX_AWAITED_S) if lasted < MAX_AWAITED_S else now
             if any(site.entries for site in self.sites.values()) and self.short_lived <= MAX_SHORT_LIVED:
                 self.captures = 0  # the budget is not for a model that is updated for years, but for one that changes itself
             self.drop_all()
