@@ -95,7 +95,7 @@ def run_sample(case: Case) -> str:
     return ""
 
 
-@pytest.mark.budget_s(30)
+@pytest.mark.budget_s(20)
 @pytest.mark.parametrize("op", OPS)
 def test_served_as_eager(op: str) -> None:
     refused: list[str] = []

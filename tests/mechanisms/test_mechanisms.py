@@ -29,13 +29,13 @@ def test_every_part_has_rows_and_every_row_a_name_of_its_own() -> None:
 
 
 @EACH
-@pytest.mark.budget_s(32)
+@pytest.mark.budget_s(20)
 def test_on(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.probe(World(monkeypatch)) > 0
 
 
 @EACH
-@pytest.mark.budget_s(32)
+@pytest.mark.budget_s(20)
 def test_off(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, turned=row.off)
     row.off(world)
