@@ -37,7 +37,7 @@ demo: $(STAMP) ## two minutes: a real model gets faster while it serves; then ex
 	@$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 lint: $(STAMP) ## ruff, pyright (strict on src), import-linter
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples tools
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 

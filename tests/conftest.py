@@ -128,10 +128,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def what_workers_import_is_there() -> None:
     """Every test has workers of its own, forked from this process: what they would each import for seconds is imported once."""
+    gc.disable()
     for module in ("torch.export._trace", "hotfuse.frontends.torch_module", "torch.fx.experimental.validator",
                    "hotfuse.frontends.onnx.capture", "hotfuse.compile.unit.units", "hotfuse.compile.run.runs",
                    "hotfuse.backends.llvm.emission.emit"):  # fmt: skip
         importlib.import_module(module)
+    process.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
