@@ -19,7 +19,7 @@ from tests import process, quick
 from tests.levels import one_level_each
 from tests.seeds import begin, shuffled
 
-gc.disable()  # until all is collected: what is imported stays, and to look through it again and again takes half of that time
+gc.disable()  # until all is collected: what is imported stays, and looking through it again and again is a seventh of that time
 
 NAME = pytest.StashKey[str]()
 
