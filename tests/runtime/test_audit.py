@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotfuse.runtime.callers import WINDOW, Callers
+from hotfuse.runtime.concurrency import CALLERS_WINDOW, Callers
 from hotfuse.runtime.tierup.audit import BUDGET, FIRST, FIRST_BUDGET, Audit, interval
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.lull import QUIET_S, Lull
@@ -259,7 +259,7 @@ def test_the_level_of_callers_changes_when_it_lasts() -> None:
     callers = Callers()
 
     def window(threads: int) -> None:
-        for n in range(WINDOW):
+        for n in range(CALLERS_WINDOW):
             callers.note(n % threads)
 
     window(1)

@@ -24,7 +24,7 @@ from hotfuse.ops.dense_order import layout_by
 from hotfuse.profile.agent import Sampler
 from hotfuse.profile.traffic import MeasuredPiece
 from hotfuse.runtime.call_group import CallGroup
-from hotfuse.runtime.callers import Callers
+from hotfuse.runtime.concurrency import Callers
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.graph_weights import GraphWeights
 from hotfuse.runtime.observe.repeats import InputRepeats
