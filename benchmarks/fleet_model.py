@@ -78,16 +78,14 @@ def _corrected(others: PerformanceModel, part: MachineRows, seen: TrainingRows, 
     return _mape(judged, others.seconds(asked) * np.exp(correction.shift(asked.family, model.binding(asked))))
 
 
-def errors(part: MachineRows, others: Sequence[MachineRows], seed: int) -> Iterator[tuple[str, float]]:
-    """One machine left out, one division of its problems."""
+def errors(part: MachineRows, known: PerformanceModel, support: model.Support | None, seed: int) -> Iterator[tuple[str, float]]:
+    """One machine left out, one division of its problems; `known` and `support`: what the others say."""
     rng = np.random.default_rng(seed)
     problems = rng.permutation(np.unique(part.rows.group))
     is_judged = np.isin(part.rows.group, problems[: len(problems) // 2])
     judged, rest = part.rows.pick(is_judged), part.rows.pick(~is_judged)
     asked = derive(judged.table, part.at)
     yield "rooflines", _mape(judged, asked.roofline.seconds)
-    known = fleet.fit(others)
-    support = fleet.support(others)
     first = known.seconds(asked)
     yield "0 samples", _mape(judged, first)
     for number, family in enumerate(FAMILIES):
@@ -116,8 +114,9 @@ def left_out(parts: Sequence[MachineRows], only: int | None, seeds: int) -> dict
             print(f"{part.name}: no other machine in the store", file=sys.stderr)
             continue
         found: dict[str, list[float]] = {}
+        known, support = fleet.fit(others), fleet.support(others)
         for seed in range(seeds):
-            for name, error in errors(part, others, seed):
+            for name, error in errors(part, known, support, seed):
                 found.setdefault(name, []).append(error)
         told = {n: statistics.median(e) for n, e in found.items()}
         title = f"{part.name}, {part.at.threads} threads, {len(part.rows)} rows"
