@@ -101,7 +101,7 @@ def _opened(place: CachePlace) -> Folder | str:
             try:
                 _folders[place] = _made(place)
             except InputError as e:
-                _folders[place] = f"{e.what}: {e.because}"
+                _folders[place] = f"{e.what}: {e.because}" + (f" ({e.hint})" if e.hint else "")
             except OSError as e:
                 _folders[place] = f"no key could be made: {e.strerror}"
         return _folders[place]
