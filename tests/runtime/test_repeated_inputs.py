@@ -221,6 +221,21 @@ def test_looking_counts_where_it_finds_nothing(monkeypatch: pytest.MonkeyPatch, 
     assert run.hits and spent < 1.05 * 3.0 * 4000, (spent, run.counters())
 
 
+def test_a_new_beginning_computes_little_in_vain(parts: Parts) -> None:
+    """Calls that find something lose by it, so keeping ends again and again; what came twice brings one new try, not three."""
+    run, y, same = parts.run, torch.randn(6), torch.full((6,), -1.0)
+    parts.takes["rest"] = 3.1
+    for n in range(6000):
+        x = torch.full((6,), float(n)) if n % 2 else same
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+    assert run.begun_again > 3 and run.misses <= kept_results.IN_VAIN + 1 + 2 * run.begun_again, run.counters()
+    for n in range(6000, 12000):  # each comes ten times
+        x = torch.full((6,), float(n // 10))
+        parts.takes["rest"], before = 1.0, parts.made.count("rest")
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+        assert n < 11000 or parts.made.count("rest") == before + 1, "kept when they first come, as such contents do come again"
+
+
 def test_contents_that_differ_are_told_by_a_few_bytes(monkeypatch: pytest.MonkeyPatch, parts: Parts) -> None:
     run, y, compared, compare = parts.run, torch.randn(100), list[int](), kept_results._memcmp
     monkeypatch.setattr(kept_results, "_memcmp", lambda a, b, n: compared.append(n) or compare(a, b, n))

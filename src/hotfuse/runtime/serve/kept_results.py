@@ -125,7 +125,9 @@ class RepeatedInputs:
         self._noted: tuple[Contents, ...] = ()
         """Contents that came once of late, and are not kept."""
         self._newest: KeptResults | None = None
-        """What was kept last and has not come again so far."""
+        """What was kept last and has not come again so far ..."""
+        self._at_once = True
+        """... and whether that was when it first came. What came twice before says less of contents that come first."""
         self._doubt = 0
         """Contents in a row that were kept when they first came, and have not come again."""
         self._resting = self._in_vain = self._doubled = 0
@@ -157,7 +159,7 @@ class RepeatedInputs:
             self.hits += 1
             self._in_vain = 0
             if found is self._newest:
-                self._newest, self._doubt = None, 0
+                self._newest, self._doubt = None, 0 if self._at_once else max(0, self._doubt - 1)
             if found is not known[0]:
                 self._known = (found, *(k for k in known if k is not found))
         elif (found := self._admitted(mine)) is None:
@@ -215,7 +217,7 @@ class RepeatedInputs:
             self.begun_again += again
             self._doubt += not again
             self._noted = () if again else self._noted
-            self._newest = found = self._computed(mine)
+            self._newest, self._at_once = (found := self._computed(mine)), not again
             if not self._known:  # it is too large to be kept
                 self._stop(MAX_DOUBLED)
             return found
