@@ -32,6 +32,7 @@ from hotfuse.ops.own.assume import ASSERTIONS, ASSUME, SIZE_OF, SIZED
 from hotfuse.ops.own.experts import ORDER, PRODUCT
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
+from hotfuse.simplify.expert_spellings import respelled
 
 MIN_EXPERTS, MAX_EXPERTS = 2, 256
 """Experts of a loop."""
@@ -78,13 +79,15 @@ class _Turn:
 def expert_loops(graph: Graph) -> tuple[Graph, int]:
     """The graph with products by expert in the place of loops over experts, and how many loops there were."""
     done = 0
-    while (found := _loop(graph)) is not None:
+    while (found := _loop(graph) or _loop(respelled(graph))) is not None:
         graph, done = found, done + 1
     return graph, done
 
 
-def _loop(graph: Graph) -> Graph | None:
+def _loop(graph: Graph | None) -> Graph | None:
     """The graph with one loop less."""
+    if graph is None:
+        return None
     maker = makers(graph)
     by_ids: dict[str, dict[int, int]] = {}
     for i, node in enumerate(graph.nodes):
