@@ -39,6 +39,7 @@ from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.call_learner import CallLearner
 from hotfuse.runtime.capture_turn import CaptureTurn
 from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.crowded_teams import CrowdedTeams
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe.obstacle_log import ObstacleLog
 from hotfuse.runtime.plan import Plan
@@ -112,8 +113,9 @@ class Engine:
         self.own_recordings = recorded_own_code(model, settings, log, self._in_background)
         """Recordings of the model's own kernels, where torch has a device that can be recorded."""
         self.own_code = self.own_recordings or model.call
-        """What answers where no plan does."""
-        self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.own_code)
+        """What answers where no plan does, and nobody looks at the call."""
+        self.teams = CrowdedTeams(self.own_code, lambda answers: setattr(self, "own_code", answers))
+        self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.teams.own_code)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
             graphs, improver = self._capturer.graphs, self._improver
@@ -439,7 +441,9 @@ class Engine:
                 if answer is None and turn is None and (balance := entry.balance) is not None and balance.unmet > 0:
                     return self._capturer.look_for_path(site, entry, balance, leaves, args, kwargs, counts)
                 if answer is None:
-                    outs = self.own_code(*args, **kwargs)
+                    outs = self.teams.own_code(*args, **kwargs)
+                elif not answer.tier and link is PLAIN:
+                    outs = self.teams.library_plan(entry.key, answer.run, leaves)
                 else:
                     outs = answer.run(*leaves) if link is PLAIN else joined(link, answer.run, leaves)
                 spent = clock() - begin
@@ -468,7 +472,9 @@ class Engine:
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
             entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
-            if turn is None and spent < WHOLE_BELOW_S and answer is plan:
+            if entry.key in self.teams.crowded and not (plan.tier or own):  # who looks decides on how many threads
+                entry.next_look = min(entry.next_look, number + 1)
+            elif turn is None and spent < WHOLE_BELOW_S and answer is plan:
                 self._begin_whole_calls(site, entry, plan, counts)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self.log.count("learning_faults")
