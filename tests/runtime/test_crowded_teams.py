@@ -15,7 +15,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.machine import team_size
 from hotfuse.runtime import crowded_teams
-from hotfuse.runtime.crowded_teams import COLD_CALLS, LATEST, CrowdedTeams, TeamChoice
+from hotfuse.runtime.crowded_teams import COLD_CALLS, CONCERNED, LATEST, CrowdedTeams, TeamChoice
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +114,25 @@ def test_calls_have_one_thread_meanwhile_and_give_it_back() -> None:
     assert went_to == [teams.own_code, machine.call]
 
 
+def test_short_calls_are_asked_nothing_and_end_what_long_ones_began() -> None:
+    machine = Machine(0.0001, 0.0001)
+    went_to: list[Any] = []
+    teams = CrowdedTeams(machine.call, went_to.append, lambda: machine.now)
+    x = torch.zeros(64)
+    for _ in range(20):
+        teams.own_code(x)
+    assert not teams._choices, "no kind of call was looked for"
+    machine.team_s, machine.alone_s = 0.010, 0.018
+    for k in range(60):
+        machine.team_s = 0.010 if k < 10 else 0.2
+        teams.own_code(x)
+    assert went_to == [teams.own_code]
+    machine.team_s = machine.alone_s = 0.0001
+    for _ in range(CONCERNED):
+        teams.own_code(x)
+    assert went_to == [teams.own_code, machine.call] and not teams.concerned
+
+
 def test_sizes_are_kinds_of_their_own() -> None:
     """What is longer takes longer: that is no crowd."""
     machine = Machine(0.002, 0.004)
@@ -206,6 +225,8 @@ def test_a_plan_on_the_library_has_one_thread_meanwhile_and_every_call_decides()
         entry.own_ratio, entry.contest, entry.own = 2.0, None, False
         engine.teams._clock = lambda: machine.now
         engine.teams._choices.clear()
+        engine.teams.seen(0.01)
+        engine.teams.seen = lambda seconds: None  # by the real clock these calls are short
         for _ in range(400):
             fast(x)
         machine.had.clear()

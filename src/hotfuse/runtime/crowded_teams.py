@@ -38,6 +38,8 @@ TRY_COSTS = 16
 SELDOM, RETRY = 48, 128
 """Calls with the team, where that is quicker, before one thread is tried again: as many as keep that below a hundredth."""
 MAX_KINDS = 64
+CONCERNED = 8
+"""Calls behind a long one that are taken for long ones, too: finding their kind takes some microseconds."""
 MAX_DEPTH = 4
 """Of lists and dicts in the arguments."""
 T = TypeVar("T")
@@ -116,13 +118,30 @@ class CrowdedTeams:
         """
         self._choices: dict[tuple[int | None, int], TeamChoice] = {}
         self._watched = False
+        self.concerned = 0
+        """Calls for which it is asked who is quicker: without long ones among the last, nothing is."""
         self.on_one_thread = 0
         """Calls."""
         self.crowded: frozenset[int] = frozenset()
         """Entries whose calls on the library's kernels preferred one thread of late: all of them are to be looked at."""
 
+    def seen(self, seconds: float) -> None:
+        """A call was timed."""
+        if seconds >= MIN_S:
+            self.concerned = CONCERNED
+        elif self.concerned:
+            self.concerned -= 1
+            if not self.concerned:
+                self.crowded = frozenset()
+                self._watch()
+
     def own_code(self, *args: Any, **kwargs: Any) -> Any:
         """Answer a call with the model's own code, on as many threads as are quicker."""
+        if not self.concerned:
+            begin = self._clock()
+            result = self._plain(*args, **kwargs)
+            self.seen(self._clock() - begin)
+            return result
         threads = torch.get_num_threads()
         choice = self._choice((args, kwargs), None) if _concerns(threads) else None
         if choice is None:
@@ -151,7 +170,8 @@ class CrowdedTeams:
                 result = call()
         else:
             result = call()
-        choice.took(self._clock() - begin, alone=alone)
+        choice.took(seconds := self._clock() - begin, alone=alone)
+        self.seen(seconds)
         return result
 
     def _choice(self, values: object, key: int | None) -> TeamChoice | None:
@@ -167,7 +187,7 @@ class CrowdedTeams:
 
     def _watch(self) -> None:
         """Have calls that nobody looks at take part while some kind of them prefers one thread."""
-        watched = any(c.prefers_one for (key, _), c in list(self._choices.items()) if key is None)
+        watched = self.concerned > 0 and any(c.prefers_one for (key, _), c in list(self._choices.items()) if key is None)
         if watched is not self._watched:
             self._watched = watched
             self._exchange(self.own_code if watched else self._plain)

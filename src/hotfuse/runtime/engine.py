@@ -441,12 +441,13 @@ class Engine:
                 if answer is None and turn is None and (balance := entry.balance) is not None and balance.unmet > 0:
                     return self._capturer.look_for_path(site, entry, balance, leaves, args, kwargs, counts)
                 if answer is None:
-                    outs = self.teams.own_code(*args, **kwargs)
-                elif not answer.tier and link is PLAIN:
+                    outs = (self.teams.own_code if self.teams.concerned else self.own_code)(*args, **kwargs)
+                elif not answer.tier and link is PLAIN and self.teams.concerned:
                     outs = self.teams.library_plan(entry.key, answer.run, leaves)
                 else:
                     outs = answer.run(*leaves) if link is PLAIN else joined(link, answer.run, leaves)
                 spent = clock() - begin
+                self.teams.seen(spent)
         except Exception as e:
             if answer is None:
                 counts.module_calls += 1
