@@ -15,7 +15,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.machine import team_size
 from hotfuse.runtime import crowded_teams
-from hotfuse.runtime.crowded_teams import COLD_CALLS, CONCERNED, LATEST, CrowdedTeams, TeamChoice
+from hotfuse.runtime.crowded_teams import COLD_CALLS, CONCERNED, LATEST, STALE_S, CrowdedTeams, TeamChoice
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,16 @@ def test_a_team_that_others_hold_up_gives_way_to_one_thread_and_comes_back() -> 
     machine.team_s = 0.010
     again = choices(machine, 2 * LATEST, choice)
     assert not any(again[LATEST:]) and choice.prefers_one is False
+
+
+def test_a_team_that_was_crowded_long_ago_is_tried_first() -> None:
+    """Calls of an audit are seconds apart: what the plan is held to is the own code with its team, if that has its cores again."""
+    machine, choice = Machine(0.010, 0.018), TeamChoice()
+    choices(machine, 10, choice)
+    machine.team_s = 0.115
+    choices(machine, 50, choice)
+    assert choice.prefers_one and any(choice.next_alone(2, 1.0) for _ in range(2))
+    assert not choice.next_alone(2, 2 * STALE_S)
 
 
 def test_one_call_that_was_held_up_takes_no_team_away() -> None:

@@ -33,6 +33,9 @@ COLD_CALLS = 2
 """Calls of a kind that say nothing: they find memory untouched and nothing prepared."""
 SOONEST, LATEST = 4, 128
 """Calls on one thread before the team is tried again, since cores may be free by then: the sooner, the less that costs."""
+STALE_S = 2.0
+"""What is known of a team for longer says nothing: where calls of the own code are rare, as those of an audit, nobody would notice
+that its cores are free."""
 TRY_COSTS = 16
 """The part of the time, one in so many, that such a try may cost."""
 SELDOM, RETRY = 48, 128
@@ -48,12 +51,14 @@ T = TypeVar("T")
 class TeamChoice:
     """One kind of calls. Threads that call at the same time may write over each other's times, which are averages."""
 
-    __slots__ = ("_again", "alone_s", "calls", "least_s", "team_s")
+    __slots__ = ("_again", "_team_at", "alone_s", "calls", "least_s", "team_s")
 
     def __init__(self) -> None:
         self.least_s = self.team_s = self.alone_s = 0.0
         """The quickest call with the team; averages with it and on one thread. 0: not known."""
         self.calls = 0
+        self._team_at = 0.0
+        """When a call with the team ended."""
         self._again = 0
         """The call that tries what is slower again."""
 
@@ -67,9 +72,9 @@ class TeamChoice:
         """Whether the team shares its cores with somebody."""
         return self.team_s > CROWDED * self.least_s
 
-    def next_alone(self, threads: int) -> bool:
-        """Whether the next call is on one thread. That cannot take longer than the team's least time for each of its threads: it is
-        tried only where this is at most twice what the team takes now.
+    def next_alone(self, threads: int, now: float = 0.0) -> bool:
+        """Whether the next call, which begins `now`, is on one thread. That cannot take longer than the team's least time for each
+        of its threads: it is tried only where this is at most twice what the team takes now.
         """
         self.calls += 1
         if self.team_s < MIN_S:  # also where nothing is known yet
@@ -77,6 +82,8 @@ class TeamChoice:
         may = self.crowded and threads * self.least_s <= 2 * self.team_s
         if not self.alone_s:
             return may
+        if self.prefers_one and now - self._team_at > STALE_S:
+            self._again = 0
         if self.calls < self._again:
             return self.prefers_one
         self._again = self.calls + self._interval()
@@ -88,12 +95,13 @@ class TeamChoice:
         more = (slow - quick) / quick
         return min(max(int(TRY_COSTS * more), SOONEST), LATEST) if self.prefers_one else max(int(RETRY * more), SELDOM)
 
-    def took(self, seconds: float, *, alone: bool) -> None:
+    def took(self, seconds: float, *, alone: bool, now: float = 0.0) -> None:
         """A call ended. A team that is quick again after a try is believed at once: its cores are free."""
         if alone:
             self.alone_s = _averaged(self.alone_s, seconds)
             self._again = self._again or self.calls + self._interval()
             return
+        self._team_at = now
         if self.calls <= COLD_CALLS:
             return
         self.least_s = min(self.least_s or seconds, seconds)
@@ -162,16 +170,17 @@ class CrowdedTeams:
         return result
 
     def _run(self, choice: TeamChoice, threads: int, call: Callable[[], T]) -> T:
-        alone = choice.next_alone(threads)
         begin = self._clock()
+        alone = choice.next_alone(threads, begin)
         if alone:
             self.on_one_thread += 1
             with team_size.alone():
                 result = call()
         else:
             result = call()
-        choice.took(seconds := self._clock() - begin, alone=alone)
-        self.seen(seconds)
+        ended = self._clock()
+        choice.took(ended - begin, alone=alone, now=ended)
+        self.seen(ended - begin)
         return result
 
     def _choice(self, values: object, key: int | None) -> TeamChoice | None:
