@@ -18,6 +18,7 @@ from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.runtime.call_learner import CallLearner
 from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.crowded_teams import CrowdedTeams
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.serve.answering import turn_of
@@ -51,11 +52,11 @@ class CallLooks:
     """Answers those calls of one engine that are looked at."""
 
     def __init__(
-        self, plans: Plans, own_code: Callable[..., Any], capturer: Capturer, improver: Improver | None, learner: CallLearner,
-        answered_instead: AnsweredInstead, context_decided: Callable[[], bool],
+        self, plans: Plans, own_code: Callable[..., Any], teams: CrowdedTeams, capturer: Capturer, improver: Improver | None,
+        learner: CallLearner, answered_instead: AnsweredInstead, context_decided: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._plans, self._log, self._own_code = plans, plans.log, own_code
-        self._capturer, self._improver, self._learner = capturer, improver, learner
+        self._teams, self._capturer, self._improver, self._learner = teams, capturer, improver, learner
         self._answered_instead = answered_instead
         self._context_decided = context_decided
         """Whether it is decided if native code or Python asks what is around a call."""
@@ -107,10 +108,13 @@ class CallLooks:
                 if answer is None and turn is None and (balance := entry.balance) is not None and balance.unmet > 0:
                     return self._capturer.look_for_path(site, entry, balance, leaves, args, kwargs, counts)
                 if answer is None:
-                    outs = self._own_code(*args, **kwargs)
+                    outs = (self._teams.own_code if self._teams.concerned else self._own_code)(*args, **kwargs)
+                elif not answer.tier and link is PLAIN and self._teams.concerned:
+                    outs = self._teams.library_plan(entry.key, answer.run, leaves)
                 else:
                     outs = answer.run(*leaves) if link is PLAIN else joined(link, answer.run, leaves)
                 spent = clock() - begin
+                self._teams.seen(spent)
         except Exception as e:
             if answer is None:
                 counts.module_calls += 1
@@ -136,7 +140,9 @@ class CallLooks:
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
             entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
-            if turn is None and spent < WHOLE_BELOW_S and answer is plan:
+            if entry.key in self._teams.crowded and not (plan.tier or own):  # who looks decides on how many threads
+                entry.next_look = min(entry.next_look, number + 1)
+            elif turn is None and spent < WHOLE_BELOW_S and answer is plan:
                 self._begin_whole_calls(site, entry, plan, counts)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self._log.count("learning_faults")

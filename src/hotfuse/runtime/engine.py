@@ -36,6 +36,7 @@ from hotfuse.runtime.call_limits import CallLimits
 from hotfuse.runtime.call_looks import CallLooks
 from hotfuse.runtime.capture_turn import CaptureTurn
 from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.crowded_teams import CrowdedTeams
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe.obstacle_log import ObstacleLog
 from hotfuse.runtime.plan import Plan
@@ -99,8 +100,9 @@ class Engine:
         self.own_recordings = recorded_own_code(model, settings, log, self._in_background)
         """Recordings of the model's own kernels, where torch has a device that can be recorded."""
         self.own_code = self.own_recordings or model.call
-        """What answers where no plan does."""
-        self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.own_code)
+        """What answers where no plan does, and nobody looks at the call."""
+        self.teams = CrowdedTeams(self.own_code, lambda answers: setattr(self, "own_code", answers))
+        self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.teams.own_code)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
             graphs, improver = self._capturer.graphs, self._improver
@@ -121,8 +123,8 @@ class Engine:
         self._clock = itertools.count(1)
         self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden,
                                     self.serve, self._tally)  # fmt: skip
-        self._looks = CallLooks(self.plans, self.own_code, self._capturer, self._improver, self._learner, self._answered_instead,
-                                lambda: _around is not asked_in_python or any(_hardening))  # fmt: skip
+        self._looks = CallLooks(self.plans, self.own_code, self.teams, self._capturer, self._improver, self._learner,
+                                self._answered_instead, lambda: _around is not asked_in_python or any(_hardening))  # fmt: skip
         self.concurrency = self._learner.concurrency
         if settings.capture == "off":
             log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
