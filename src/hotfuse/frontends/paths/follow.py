@@ -11,6 +11,10 @@ Each read gives what it gave in that call (`frontends.paths.reads`), and what th
 `frontends.paths.path_checks` makes one check of the marks. What code asks of a symbol, torch would assert by itself, but not
 reliably: it leaves comparisons of floats out, and takes a size for known once it was compared, so that nothing is left to check. So
 every symbol has a tensor that it is read from, and what is asked of it is a mark like others.
+
+Libraries read what would spare them work in eager, and ask whether they are traced before (`if not is_tracing() and mask.all()`, in
+`transformers`). Such reads are left out: a traced call comes to none of that place, and to what was read behind it. Where a place
+was read in both, as often in both.
 """
 
 from __future__ import annotations
@@ -31,7 +35,18 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from hotfuse.base.errors import CaptureError
-from hotfuse.frontends.paths.reads import ITEM, NUMBERS, REAL, SIZES, TRUTH, WHOLE, Read, is_sized, tensors_in
+from hotfuse.frontends.paths.reads import (
+    ITEM,
+    NUMBERS,
+    REAL,
+    SIZES,
+    TRUTH,
+    WHOLE,
+    Read,
+    is_sized,
+    reading_place,
+    tensors_in,
+)
 from hotfuse.ops.own.assume import size_of
 
 MARK = "a call read "
@@ -52,6 +67,8 @@ class AssumedReads(TorchFunctionMode):
         super().__init__()
         self._reads = list(reads)
         self._at = 0
+        self._read_at, self._skipped = set[str](), set[str]()
+        """Places that read while tracing, and those that only did in the call."""
         self._read_from: dict[Any, Tensor] = {}
         """By symbol, the number that it was read from, as it was then."""
         self._asked: list[Any] = []
@@ -82,18 +99,24 @@ class AssumedReads(TorchFunctionMode):
     def finish(self) -> frozenset[str]:
         """The call is over: all reads were made. The symbols of which everything that was asked is marked."""
         self._mark_asked()
-        if self._at != len(self._reads):
-            raise _otherwise(f"it reads {self._at} values there, and {len(self._reads)} in a call")
+        self._skipped |= {place for _, _, place in self._reads[self._at :]}
+        if apart := self._skipped & self._read_at:
+            raise _otherwise(f"it reads less there than in a call, in {min(apart).rpartition('+')[0]}")
         return frozenset(map(str, self._read_from))
 
     def _next(self, kind: str) -> Any:
-        if self._at >= len(self._reads):
-            raise _otherwise("it reads more there than in a call")
-        found, value = self._reads[self._at]
-        self._at += 1
-        if found != kind:
-            raise _otherwise(f"read {self._at} is a {kind} there, and a {found} in a call")
-        return value
+        place = reading_place()
+        self._read_at.add(place)
+        while self._at < len(self._reads):
+            found, value, where = self._reads[self._at]
+            self._at += 1
+            if where != place:
+                self._skipped.add(where)  # where the code asked whether it is traced, and did not read
+            elif found == kind:
+                return value
+            else:
+                raise _otherwise(f"read {self._at} is a {kind} there, and a {found} in a call")
+        raise _otherwise(f"it reads more there than in a call, in {place.rpartition('+')[0]}")
 
     def _number(self, kind: str, t: Tensor | bool) -> Any:  # noqa: FBT001  (what is read)
         value = self._next(kind)
