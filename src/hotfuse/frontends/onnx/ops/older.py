@@ -1,7 +1,8 @@
 """Versions of operators that files before ONNX 1.2 (opset 7) may have, in terms of later ones.
 
 Sizes were attributes; and where two tensors differ in shape, the second one's axes had to be a run of the first one's, which
-begins at the attribute `axis`, or ends at the last one.
+begins at the attribute `axis`, or ends at the last one. At the end are operators that ONNX has dropped since, which files made by
+tools of that time have and ONNX Runtime still runs.
 """
 
 from __future__ import annotations
@@ -98,3 +99,40 @@ def batch_norm_1(
 ) -> Any:
     """Outputs say whether it is trained, as later; `is_test` says the same once more."""
     return norm.batch_norm_7(ctx, x, scale, b, mean, var, **attrs)
+
+
+@onnx_op("MeanVarianceNormalization")
+def mean_variance_norm_1(ctx: Ctx, x: Tensor, *, across_channels: int = 0, normalize_variance: int = 1) -> Tensor:
+    axes = [0, 1, 2, 3] if across_channels else [0, 2, 3]
+    if normalize_variance:
+        return norm.mean_variance_norm(ctx, x, axes=axes)
+    return x - x.mean(axes, keepdim=True)
+
+
+@onnx_op("Affine")
+def affine(ctx: Ctx, x: Tensor, *, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
+    return x * alpha + beta
+
+
+@onnx_op("ScaledTanh")
+def scaled_tanh(ctx: Ctx, x: Tensor, *, alpha: float, beta: float) -> Tensor:
+    return torch.tanh(x * beta) * alpha
+
+
+@onnx_op("ParametricSoftplus")
+def parametric_softplus(ctx: Ctx, x: Tensor, *, alpha: float, beta: float) -> Tensor:
+    return torch.nn.functional.softplus(x * beta) * alpha
+
+
+@onnx_op("ImageScaler")
+def image_scaler(ctx: Ctx, x: Tensor, *, bias: Sequence[float], scale: float = 1.0) -> Tensor:
+    """A factor for all channels of images, and a term for each."""
+    return x * scale + torch.tensor(list(bias), dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+
+
+@onnx_op("Crop")
+def crop(ctx: Ctx, x: Tensor, *, border: Sequence[int], scale: Sequence[int] | None = None) -> Tensor:
+    """Images without so many pixels left, above, right and below; with `scale`, so many rows and columns from there on."""
+    left, top, right, bottom = border
+    height, width = scale if scale else (x.shape[2] - top - bottom, x.shape[3] - left - right)
+    return x[:, :, top : top + height, left : left + width]
