@@ -39,7 +39,7 @@ from hotfuse.frontends.as_in_eager.packed_sequences import over_padded_sequences
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.derived_weights import computed_in_the_layer
-from hotfuse.frontends.fx import PlaceholderRole, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, location, to_graph
 from hotfuse.frontends.made_of import hold
 from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
 from hotfuse.frontends.paths.join import joined
@@ -161,6 +161,8 @@ def _traced(
     with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked, observed() as seen, padded():
         flat = Flat(target, spec, call, path, seen)
         program = _export(flat, args, dynamic)
+    given = [location(node) for node in program.graph.nodes if node.target is _GIVES_MEMORY]
+    seen.done += [f"gives a tensor other memory @ {at.file}:{at.line}" for at in given]
     seen.refuse()
     if path is not None:
         without_assertions(program.graph_module.graph, flat.given.marked)
@@ -232,6 +234,8 @@ def _reads_data(e: BaseException | None) -> bool:
     return False
 
 
+_GIVES_MEMORY = torch.ops.aten._has_compatible_shallow_copy_type.default
+"""All that a trace shows of `t.data = ...`; what `t` stands for in the graph goes on being what it was."""
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 
