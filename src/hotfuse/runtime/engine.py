@@ -136,6 +136,8 @@ class Engine:
         self._capturer.own_answers = self._teller.below
         self._threads = settings.threads
         self._clock = itertools.count(1)
+        self._rare = False
+        """Whether calls are far apart: then it is timed from when they come."""
         self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden,
                                     self.serve, self._tally)  # fmt: skip
         self.concurrency = self._learner.concurrency
@@ -151,9 +153,10 @@ class Engine:
 
     def serve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, counted: bool = False,
-        met: tuple[Site, Sequence[Any], Sequence[Any]] | None = None,
+        met: tuple[Site, Sequence[Any], Sequence[Any]] | None = None, began: float = 0.0,
     ) -> Any:
         """The same, for callers that have the arguments as they are kept; `counted` says that the threads are as they can be.
+        `began` is when the call came, where that is asked (`_rare`).
 
         A call whose arguments are tensors and nothing around them is at its site with one look-up; of others `met` is their site,
         their tensors, and the lists, dicts and objects that hold them. All of it is one function because every call between
@@ -163,6 +166,8 @@ class Engine:
             site, leaves, holders = met
             plain = True  # all leaves are known to be tensors; otherwise a native decision finds out by itself
         else:
+            if self._rare:
+                began = time.perf_counter()
             if is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage] - tangents ride on inputs
                 return self.model.call(*args, **kwargs)
             if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
@@ -223,7 +228,7 @@ class Engine:
                     number = entry.calls = entry.calls + 1
                     entry.last_used = next(self._clock)
                     if number >= entry.next_look:
-                        return self._looked_at((site, entry, plan, link), leaves, holders, args, kwargs, counts)
+                        return self._looked_at((site, entry, plan, link), leaves, holders, args, kwargs, counts, began)
                     if entry.own and plan is entry.baseline:
                         counts.module_calls += 1
                         return self.own_code(*args, **kwargs)
@@ -302,6 +307,7 @@ class Engine:
         return team_size.leaving_cores(self.serve, args, kwargs, counted=True)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began = time.perf_counter() if self._rare else 0.0
         counts, names = self._tally.mine, (len(args), *kwargs) if kwargs else len(args)
         if self._rests.takes(names):
             counts.module_calls += 1
@@ -335,7 +341,7 @@ class Engine:
         self._rests.at_a_site(names)
         if site.resting > 0:
             self._rests.begin(names, site)
-        return self.serve(args, kwargs, counted=True, met=(site, leaves, taken.holders))
+        return self.serve(args, kwargs, counted=True, met=(site, leaves, taken.holders), began=began)
 
     def _unmet(
         self, names: Names, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -394,17 +400,21 @@ class Engine:
 
     def _looked_at(
         self, found: tuple[Site, Entry, Plan, GradientLink], leaves: Sequence[torch.Tensor], holders: Sequence[Any],
-        args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts,
+        args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts, came: float,
     ) -> Any:
         """Serve a call and learn from it: its time, its sizes, who is faster of two, and whether anything should change."""
         site, entry, plan, link = found
         number, entered, began = entry.calls, time.perf_counter(), self.log.now()
         since, entry.looked = max(1, number - entry.looked), number
+        found_s = entered - came if came else 0.0
+        if entry.left:
+            entry.gaps.note(entered - entry.left, since)
+            self._rare = bool(entry.gaps.rare)
         own = entry.own and plan is entry.baseline
         answer, turn, result = None if own else plan, None, None
         in_whole_calls = (whole := entry.whole) is not None and whole.under_way
         if whole is not None:
-            slower = whole.arrived(number, threading.get_ident(), counts.module_calls, entered)
+            slower = whole.arrived(number, threading.get_ident(), counts.module_calls + self.everyone.outside, entered)
             if slower is not None:
                 self.plans.withdraw_slower_in_use(site, entry, plan, slower)
         if being_recorded(leaves):  # by the caller: nothing is timed, kept or compared
@@ -464,10 +474,12 @@ class Engine:
             else:
                 self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)
             if turn is not None:
-                self._learner.compared(site, entry, turn, leaves, spent, finish_s, time.perf_counter() - entered - spent - finish_s)
+                look_s = time.perf_counter() - entered - spent - finish_s
+                self._learner.compared(site, entry, turn, leaves, spent, finish_s, look_s, found_s)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
-            entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
+            entry.left = time.perf_counter()
+            entry.look_s += (min(entry.left - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
             if turn is None and spent < WHOLE_BELOW_S and answer is plan:
                 self._begin_whole_calls(site, entry, plan, counts)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
@@ -485,7 +497,8 @@ class Engine:
             site.resting, entry.next_look = BLOCK, entry.calls + 1
         else:
             entry.next_look = entry.calls + BLOCK + 1
-        whole.begins(entry.calls, threading.get_ident(), counts.module_calls, time.perf_counter())
+        answered = counts.module_calls + self.everyone.outside
+        whole.begins(entry.calls, threading.get_ident(), answered, time.perf_counter())
 
     def _way_is_native(self, site: Site, entry: Entry) -> bool:
         """Whether native code finds plans, looks through the model and asks what is around a call, or is known not to: Python takes
@@ -510,10 +523,6 @@ class Engine:
     def only_site(self) -> Site | None:
         """The same of calls of any structure, where all so far had the same one."""
         return next(iter(self.sites.values())) if len(self.sites) == 1 and self._threads is None else None
-
-    def answered_outside(self) -> None:
-        """Who serves around this engine answered a call with the model's own code, as the call's site says."""
-        self._tally.mine.module_calls += 1
 
     def around_plans(self, seconds: Callable[[], float]) -> None:
         """What who serves around this engine adds to calls in plans, and not to those that it answers itself."""
