@@ -136,25 +136,25 @@ def test_what_callbacks_close_over_counts_as_state() -> None:
 class GivesMemory(nn.Module):
     """`t.data = ...`, as averages of weights are written: a trace shows no write."""
 
-    def __init__(self, to: str) -> None:
+    def __init__(self, gives: str) -> None:
         super().__init__()
-        self.linear, self.to = nn.Linear(8, 8), to
+        self.linear, self.gives = nn.Linear(8, 8), gives
         self.register_buffer("last", torch.zeros(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.to == "a buffer":
+        if self.gives == "a buffer":
             self.last.data = x.sum(0)
-        elif self.to == "an argument":
+        elif self.gives == "an argument":
             x.data = x.data * 2
         y = self.linear(x)
-        if self.to == "a value":
+        if self.gives == "a value":
             y.data = y.data * 2
         return y
 
 
-@pytest.mark.parametrize("to", ["a buffer", "an argument", "a value"])
-def test_memory_that_a_tensor_is_given_is_given_by_every_call(to: str) -> None:
-    model = GivesMemory(to).eval()
+@pytest.mark.parametrize("gives", ["a buffer", "an argument", "a value"])
+def test_memory_that_a_tensor_is_given_is_given_by_every_call(gives: str) -> None:
+    model = GivesMemory(gives).eval()
     eager = copy.deepcopy(model)
     with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
         for _ in range(CALLS):

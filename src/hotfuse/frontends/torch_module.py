@@ -80,8 +80,11 @@ class Flat(nn.Module):
         holders = tuple(builder.holders)
         before = [contents(h) for h in holders]
         reads = AssumedReads(self._path, tensors) if self._path is not None else None
+        wanted = [t.requires_grad for t in tensors]
         with self.seen.call(self.target), reads or nullcontext():
             result = self.target(*args, **kwargs)
+        if wanted != [t.requires_grad for t in tensors]:
+            self.seen.done.append("makes an argument require gradients")
         after = take_after(result, holders, before)
         self.given.spec = after.spec
         if reads is not None:
