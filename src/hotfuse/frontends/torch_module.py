@@ -42,7 +42,7 @@ from hotfuse.frontends.as_in_eager.packed_sequences import over_padded_sequences
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.derived_weights import computed_in_the_layer
-from hotfuse.frontends.fx import PlaceholderRole, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, location, to_graph
 from hotfuse.frontends.model_parts import hold
 from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
 from hotfuse.frontends.paths.join import joined
@@ -84,8 +84,11 @@ class Flat(nn.Module):
         holders = tuple(builder.holders)
         before = [contents(h) for h in holders]
         reads = AssumedReads(self._path, tensors) if self._path is not None else None
+        wanted = [t.requires_grad for t in tensors]
         with self.seen.call(self.target), reads or nullcontext(), extremes_as_in_eager(followed=reads is not None):
             result = self.target(*args, **kwargs)
+        if wanted != [t.requires_grad for t in tensors]:
+            self.seen.done.append("makes an argument require gradients")
         after = take_after(result, holders, before)
         self.given.spec = after.spec
         if reads is not None:
@@ -168,6 +171,8 @@ def _traced(
     ):  # fmt: skip
         flat = Flat(target, spec, call, path, seen)
         program = _export(flat, args, dynamic)
+    given = [location(node) for node in program.graph.nodes if node.target is _GIVES_MEMORY]
+    seen.done += [f"gives a tensor other memory @ {at.file}:{at.line}" for at in given]
     seen.refuse()
     if _maps(program):
         # nothing of the model's code runs any more: what happens is torch's doing, and nobody's to hear
@@ -248,6 +253,8 @@ def _reads_data(e: BaseException | None) -> bool:
     return False
 
 
+_GIVES_MEMORY = torch.ops.aten._has_compatible_shallow_copy_type.default
+"""All that a trace shows of `t.data = ...`; what `t` stands for in the graph goes on being what it was."""
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 

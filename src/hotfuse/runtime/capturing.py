@@ -396,6 +396,7 @@ class Capturer:
                     self._log.count("structures_over_limit")
                     return None
                 site = self._plans.sites[spec] = Site(spec, self._settings.max_entries)
+                self._plans.site_came()
             group = site.group(leaves, self._settings.max_entries)
             if group is None:
                 self._log.count("groups_over_limit")

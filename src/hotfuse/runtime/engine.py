@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,7 +125,8 @@ class Engine:
         self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden,
                                     self.serve, self._tally)  # fmt: skip
         self._looks = CallLooks(self.plans, self.own_code, self.teams, self._capturer, self._improver, self._learner,
-                                self._answered_instead, lambda: _around is not asked_in_python or any(_hardening))  # fmt: skip
+                                self.everyone, self._answered_instead,
+                                lambda: _around is not asked_in_python or any(_hardening))  # fmt: skip
         self.concurrency = self._learner.concurrency
         if settings.capture == "off":
             log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
@@ -138,9 +140,10 @@ class Engine:
 
     def serve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, counted: bool = False,
-        met: tuple[Site, Sequence[Any], Sequence[Any]] | None = None,
+        met: tuple[Site, Sequence[Any], Sequence[Any]] | None = None, began: float = 0.0,
     ) -> Any:
         """The same, for callers that have the arguments as they are kept; `counted` says that the threads are as they can be.
+        `began` is when the call came, where that is asked (`CallLooks.rare`).
 
         A call whose arguments are tensors and nothing around them is at its site with one look-up; of others `met` is their site,
         their tensors, and the lists, dicts and objects that hold them. All of it is one function because every call between
@@ -150,6 +153,8 @@ class Engine:
             site, leaves, holders = met
             plain = True  # all leaves are known to be tensors; otherwise a native decision finds out by itself
         else:
+            if self._looks.rare:
+                began = time.perf_counter()
             if is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage] - tangents ride on inputs
                 return self.model.call(*args, **kwargs)
             if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
@@ -210,7 +215,7 @@ class Engine:
                     number = entry.calls = entry.calls + 1
                     entry.last_used = next(self._clock)
                     if number >= entry.next_look:
-                        return self._looks.answer((site, entry, plan, link), leaves, holders, args, kwargs, counts)
+                        return self._looks.answer((site, entry, plan, link), leaves, holders, args, kwargs, counts, began)
                     if entry.own and plan is entry.baseline:
                         counts.module_calls += 1
                         return self.own_code(*args, **kwargs)
@@ -289,6 +294,7 @@ class Engine:
         return team_size.leaving_cores(self.serve, args, kwargs, counted=True)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began = time.perf_counter() if self._looks.rare else 0.0
         counts, names = self._tally.mine, (len(args), *kwargs) if kwargs else len(args)
         if self._rests.takes(names):
             counts.module_calls += 1
@@ -322,7 +328,7 @@ class Engine:
         self._rests.at_a_site(names)
         if site.resting > 0:
             self._rests.begin(names, site)
-        return self.serve(args, kwargs, counted=True, met=(site, leaves, taken.holders))
+        return self.serve(args, kwargs, counted=True, met=(site, leaves, taken.holders), began=began)
 
     def _unmet(
         self, names: Names, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -394,10 +400,6 @@ class Engine:
     def only_site(self) -> Site | None:
         """The site of all calls so far, where they had one structure and need nothing but an answer."""
         return next(iter(self.sites.values())) if len(self.sites) == 1 and self._threads is None else None
-
-    def answered_outside(self) -> None:
-        """The code around this engine answered a call with the model's own code, as the call's site says."""
-        self._tally.mine.module_calls += 1
 
     def around_plans(self, seconds: Callable[[], float]) -> None:
         """Tell what the code around this engine adds to calls in plans, and not to calls that it answers itself."""

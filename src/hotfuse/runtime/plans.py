@@ -107,6 +107,8 @@ class Plans:
         self.call_sampler = CallSampler(model.name, settings, in_background, log)
         self.examiner = Examiner(settings, log, self.recorder, self.call_sampler)
         self.sites: dict[Spec, Site] = {}
+        self.site_came: Callable[[], None] = lambda: None
+        """Told of every new site."""
         self.watch: ModelGuard | None = None
         self.originals = Originals(settings)
         """What compares the memory of weights that plans have copies of."""

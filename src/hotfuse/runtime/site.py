@@ -23,6 +23,7 @@ from hotfuse.ir.types import ROW_MAJOR
 from hotfuse.ops.dense_order import layout_by
 from hotfuse.profile.agent import Sampler
 from hotfuse.profile.traffic import MeasuredPiece
+from hotfuse.runtime.call_gaps import CallGaps
 from hotfuse.runtime.call_group import CallGroup
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
@@ -117,6 +118,9 @@ class Entry:
     """The call that is looked at next: timed, noted, and asked whether it should change anything."""
     looked: int = 0
     """The call that was looked at last."""
+    left: float = 0.0
+    """When that look ended."""
+    gaps: CallGaps = field(default_factory=CallGaps)
     look_s: float = 0.0
     """What looking at a call takes besides, of late."""
     heat: int = 0

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hotfuse.base.errors import CallFault, InternalError
@@ -113,8 +114,11 @@ def _listening(token: torch.Tensor, told: Callable[[], None]) -> tuple[Removable
 
 
 def opens_graph(results: Sequence[Any], leaves: Sequence[torch.Tensor]) -> bool:
-    """Whether results carry a graph that begins inside of the model: it enables gradients by itself where they are not."""
-    return any(isinstance(r, torch.Tensor) and r.grad_fn is not None and all(r is not t for t in leaves) for r in results)
+    """Whether results carry a graph that begins inside of the model, or begin one: it asks for gradients where they are off."""
+    return any(
+        isinstance(r, torch.Tensor) and r.requires_grad and not isinstance(r, nn.Parameter) and all(r is not t for t in leaves)
+        for r in results
+    )
 
 
 @dataclass(slots=True)
@@ -263,7 +267,8 @@ class Gradients:
 
 
 def _sharing(outputs: Sequence[Any], places: Sequence[int], inputs: Sequence[torch.Tensor], now: Wanted) -> str:
-    """What a result with a gradient shares memory with: an in-place op on one would have to show in the graph of the other."""
+    """What a result with a gradient shares memory with: an in-place op on one would have to show in the graph of the other. Or that
+    it is a leaf of the graph, which keeps its gradient."""
     owners = {_memory(t): "a weight" for t in (now.watch.tensors if now.watch is not None else ())}
     owners |= {_memory(t): "an input" for t in inputs}
     results: dict[int, int] = {}
@@ -273,6 +278,8 @@ def _sharing(outputs: Sequence[Any], places: Sequence[int], inputs: Sequence[tor
         memory = _memory(out)
         if i in places and (owner := owners.get(memory)) is not None:
             return f"result {i} shares memory with {owner}"
+        if i in places and out.grad_fn is None:
+            return f"result {i} begins a graph of its own"
         other = results.setdefault(memory, i)
         if out is not outputs[other] and (i in places or other in places):
             return f"results {other} and {i} share memory"
