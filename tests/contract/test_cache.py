@@ -7,6 +7,7 @@ import io
 import json
 import multiprocessing
 import os
+import pwd
 import random
 import stat
 import subprocess
@@ -30,6 +31,7 @@ from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import Key, TrustedKeys, keys_for, make_key, read_key
 from hotfuse.cache.place import cache_stats, folder_of, root_of
 from hotfuse.compile.kept import _holds, answered  # pyright: ignore[reportPrivateUsage]
+from hotfuse.profile.store_place import location
 
 
 def _keys(byte: int = 1) -> TrustedKeys:
@@ -314,6 +316,21 @@ def test_a_full_disk_is_counted_and_nothing_is_left_behind() -> None:
             patch.setattr(folders.time, "monotonic", lambda: later)
             assert held.put(Address("unit", "new"), BODY) and not held.trouble
         assert held.get(Address("unit", "new")) is not None and held.put(HERE, BODY)
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of its own in a container, and no HOME: serving a model raised RuntimeError."""
+
+    def nobody(_number: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(RuntimeError):
+        Path("~").expanduser()
+    settings = Settings()
+    assert settings.folder == root_of(settings).parent == Path(location(settings)).parent  # type: ignore[union-attr]
+    assert str(settings.folder).startswith("/nonexistent/") and Settings(cache_dir=Path("/x")).folder == Path("/x")
 
 
 def test_entries_unused_for_long_leave_a_full_disk_to_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

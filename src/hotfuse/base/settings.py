@@ -27,8 +27,8 @@ Devices = Literal["same", "auto"]
 
 BF16_RTOL = 2e-2
 """What products of operands rounded to 8 significant bits may be off by, relative to the largest magnitude."""
-
-
+NO_HOME = Path("/nonexistent")
+"""What Debian calls the home of users that have none: nobody makes it."""
 INEXACT: Mapping[str, str] = {"precision": "bf16", "padding": "ignore"}
 """Choices that allow transformations which are not equal in real arithmetic; no default is among them."""
 
@@ -162,6 +162,15 @@ class Settings:
         if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
             raise InputError(f"cache_dir={given!r} is no path", because=f"it is a {type(given).__name__}", hint="a str or a Path")
         object.__setattr__(self, "cache_dir", Path(path))
+
+    @property
+    def folder(self) -> Path:
+        """The cache folder, under the user's home where it begins with `~`. A user that has none (a number of its own in a
+        container, and no HOME) keeps nothing, and is told so."""
+        try:
+            return self.cache_dir.expanduser()
+        except RuntimeError:
+            return NO_HOME.joinpath(*self.cache_dir.parts[1:])
 
     @property
     def exact(self) -> bool:

@@ -101,7 +101,7 @@ class Plans:
         self.log = log
         self.in_background = in_background
         """Runs a job in the background."""
-        self.released = Released(settings.cache_dir, model.name, log) if settings.release_weights else None
+        self.released = Released(settings.folder, model.name, log) if settings.release_weights else None
         """Weights that plans have copies of, where their memory may be given back."""
         self.recorder = Recorder(settings, log)
         self.call_sampler = CallSampler(model.name, settings, in_background, log)
