@@ -217,6 +217,24 @@ def test_a_loop_over_experts_is_products_by_expert(
         agree(fast, made, torch.randn(TOKENS, D) * 1e4)
 
 
+@pytest.mark.parametrize("model", [lambda: Mixture(linear), lambda: Plain(linear), lambda: Hot(Gated), lambda: Written(linear)])
+def test_so_it_is_for_any_number_of_tokens(model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_win(monkeypatch)
+    torch.manual_seed(3)
+    made = model().eval()
+    with torch.no_grad(), served(made) as fast:
+        for n in range(16):
+            agree(fast, made, torch.randn(TOKENS + n % 5, D))
+        (entry,) = [e for e in entries(fast) if e.symbols]
+        assert by_expert(fast) and all(packet(n.op) != "aten.where" for n in entry.baseline.graph.nodes)
+        assert entry.plan.tier == 1, entry.refused
+        for n in (2, 3, 7, 64, 200):
+            agree(fast, made, torch.randn(n, D))
+            agree(fast, made, torch.randn(1, D).expand(n, D).contiguous())
+        agree(fast, made, torch.randn(1, D))
+        agree(fast, made, torch.randn(0, D))
+
+
 @pytest.mark.parametrize("model", [
     lambda: Uneven(linear), lambda: Counted(linear), lambda: OverRows(linear), lambda: Mixture(linear, 3, 2, columns=4),
     lambda: WrittenElsewhere(linear), lambda: HotInOrder(linear),
