@@ -90,9 +90,12 @@ class CallLearner:
         return median(times)
 
     def compared(
-        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, finish_s: float, look_s: float,
+        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, computed: float | None,
+        finish_s: float, look_s: float,
     ) -> None:  # fmt: skip
-        """A call was half of a round, and took so long; making its result took `finish_s`, looking at it `look_s` besides."""
+        """A call was half of a round and took so long, of which the calling thread computed so long, where that is known. Making
+        its result took `finish_s`, looking at it `look_s` besides.
+        """
         judge = turn.of
         if turn.answers is not None and (entry.reference(judge.version) is None if isinstance(judge, Audit) else judge.own):
             spent += self._dispatch_s(site, entry, leaves) + finish_s  # the own code's results are made
@@ -101,7 +104,7 @@ class CallLearner:
                 self._plans.withdraw_slower(site, entry, judge)
             entry.next_look = min(entry.next_look, max(judge.at, entry.calls + 1))
             return
-        judge.took(turn.key, turn.side, spent)
+        judge.took(turn.key, turn.side, spent, computed)
         if judge.trial is not None and judge is entry.contest and judge.new is entry.baseline:
             decided(entry, judge, judge.trial, self._log, self._plans.model.name)
 
