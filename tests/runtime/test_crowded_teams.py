@@ -246,4 +246,4 @@ def test_a_plan_on_the_library_has_one_thread_meanwhile_and_every_call_decides()
         machine.had.clear()
         for _ in range(200):
             torch.testing.assert_close(fast(x), module(x))
-        assert machine.had.count(1) > 170, "looked at or not"
+        assert machine.had.count(1) > 2 * machine.had.count(2), "looked at or not; sampled calls keep their team"

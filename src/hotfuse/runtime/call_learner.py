@@ -92,11 +92,13 @@ class CallLearner:
         return median(times)
 
     def compared(
-        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, finish_s: float, look_s: float,
-        found_s: float = 0.0,
+        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, computed: float | None,
+        finish_s: float, look_s: float, found_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """A call was half of a round, and took so long; making its result took `finish_s`, looking at it `look_s` besides, and
-        finding its plan `found_s`, where calls are far apart: what was measured in a loop is too little then."""
+        """A call was half of a round and took so long, of which the calling thread computed so long, where that is known. Making
+        its result took `finish_s`, looking at it `look_s` besides, and finding its plan `found_s`, where calls are far apart: what
+        was measured in a loop is too little then.
+        """
         judge = turn.of
         if turn.answers is not None and (entry.reference(judge.version) is None if isinstance(judge, Audit) else judge.own):
             spent += max(self._dispatch_s(site, entry, leaves), found_s) + finish_s  # the own code's results are made
@@ -105,7 +107,7 @@ class CallLearner:
                 self._plans.withdraw_slower(site, entry, judge)
             entry.next_look = min(entry.next_look, max(judge.at, entry.calls + 1))
             return
-        judge.took(turn.key, turn.side, spent)
+        judge.took(turn.key, turn.side, spent, computed)
         if found_s and judge.own and judge.new is entry.baseline and judge.rounds >= MAX_RARE_ROUNDS:
             judge.give_up()
         if judge.trial is not None and judge is entry.contest and judge.new is entry.baseline:

@@ -76,7 +76,7 @@ class CallLooks:
             entry.gaps.note(entered - entry.left, since)
             self.rare = bool(entry.gaps.rare)
         own = entry.own and plan is entry.baseline
-        answer, turn, result = None if own else plan, None, None
+        answer, turn, result, computed = None if own else plan, None, None, None
         in_whole_calls = (whole := entry.whole) is not None and whole.under_way
         if whole is not None:
             slower = whole.arrived(number, threading.get_ident(), counts.module_calls + self._everyone.outside, entered)
@@ -110,6 +110,7 @@ class CallLooks:
                 if (turn := turn_of(entry, plan, signature, leaves, grad=bool(link.places))) is not None:
                     answer = turn.answers
                 clock = clock_of(leaves)
+                cpu = time.thread_time() if turn is not None else 0.0
                 begin = clock()
                 if answer is None and turn is None and (balance := entry.balance) is not None and balance.unmet > 0:
                     return self._capturer.look_for_path(site, entry, balance, leaves, args, kwargs, counts)
@@ -120,6 +121,8 @@ class CallLooks:
                 else:
                     outs = answer.run(*leaves) if link is PLAIN else joined(link, answer.run, leaves)
                 spent = clock() - begin
+                if turn is not None and clock is time.perf_counter:
+                    computed = time.thread_time() - cpu
                 self._teams.seen(spent)
         except Exception as e:
             if answer is None:
@@ -143,7 +146,7 @@ class CallLooks:
                 self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)
             if turn is not None:
                 look_s = time.perf_counter() - entered - spent - finish_s
-                self._learner.compared(site, entry, turn, leaves, spent, finish_s, look_s, found_s)
+                self._learner.compared(site, entry, turn, leaves, spent, computed, finish_s, look_s, found_s)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
             entry.left = time.perf_counter()
