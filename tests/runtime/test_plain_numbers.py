@@ -59,6 +59,8 @@ OF_DATA: dict[str, Condition] = {
     "str": lambda _, k: str(k.item()) == "1",
     "dict": lambda _, k: {1: True}.get(k.item(), False),
     "set": lambda _, k: k.item() in {1, 5},
+    "identity": lambda _, k: k.eq(1).item() is True,
+    "tolist": lambda _, k: k.tolist() + 3 == 4,
     "isinstance": lambda _, k: isinstance(k.item(), int) and k.item() == 1,
     "whole tensors": lambda _, k: str(k) == "tensor(1)",
     "whole tensors in text": lambda _, k: f"{k.reshape(1)}" == "tensor([1])",

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
 
 from hotfuse.frontends.model_frames import OURS, TORCH, emitter, placed
 
@@ -94,6 +95,19 @@ def plain_numbers(note: Note) -> Generator[None]:
             instead.enter_context(_attribute(owner, "__repr__", text_of_tensor(owner.__repr__)))
         instead.enter_context(_attribute(Tensor, "__format__", formatted_tensor))
         yield
+
+
+class TruthsAreRead(TorchFunctionMode):
+    """Around a traced call that follows no path: `t.item()` of a truth value is a read there and then. As a symbol it would be
+    neither of the two for code that asks `is True`, and nothing would show that it did.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.item and args[0].dtype is torch.bool and isinstance(args[0], _TRACED):
+            return bool(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _is_models(frame: Any) -> bool:
