@@ -96,6 +96,25 @@ def test_layers_are_found_by_names_that_have_a_tensors_number_in_them() -> None:
     assert fast.stats()["graph_calls"] >= 20, str(fast.explain(full=True))
 
 
+def check_that(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+class Checked(Chooses):
+    """As transformers check numbers of image tokens: what would be said is made in every call."""
+
+    def forward(self, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        check_that(x.shape[1] == D, f"{x.shape} has no rows of {k} for {k.float():.2f} or {x}")
+        return self.a(x) * k
+
+
+def test_messages_assume_nothing() -> None:
+    fast = _same(Checked(lambda _x, _k: True))
+    assert fast.stats()["graph_calls"] >= 36, str(fast.explain(full=True))
+    assert "another path" not in str(fast.explain())
+
+
 class Divides(Chooses):
     """By the larger one of two, as Python chooses."""
 
