@@ -59,6 +59,8 @@ OF_DATA: dict[str, Condition] = {
     "str": lambda _, k: str(k.item()) == "1",
     "dict": lambda _, k: {1: True}.get(k.item(), False),
     "set": lambda _, k: k.item() in {1, 5},
+    "identity": lambda _, k: k.eq(1).item() is True,
+    "tolist": lambda _, k: k.tolist() + 3 == 4,
     "isinstance": lambda _, k: isinstance(k.item(), int) and k.item() == 1,
     "whole tensors": lambda _, k: str(k) == "tensor(1)",
     "whole tensors in text": lambda _, k: f"{k.reshape(1)}" == "tensor([1])",
@@ -92,6 +94,25 @@ def test_of_data(name: str) -> None:
 def test_layers_are_found_by_names_that_have_a_tensors_number_in_them() -> None:
     fast = _same(Named())
     assert fast.stats()["graph_calls"] >= 20, str(fast.explain(full=True))
+
+
+def check_that(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+class Checked(Chooses):
+    """As transformers check numbers of image tokens: what would be said is made in every call."""
+
+    def forward(self, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        check_that(x.shape[1] == D, f"{x.shape} has no rows of {k} for {k.float():.2f} or {x}")
+        return self.a(x) * k
+
+
+def test_messages_assume_nothing() -> None:
+    fast = _same(Checked(lambda _x, _k: True))
+    assert fast.stats()["graph_calls"] >= 36, str(fast.explain(full=True))
+    assert "another path" not in str(fast.explain())
 
 
 class Divides(Chooses):

@@ -11,7 +11,8 @@ While code is traced, sizes and numbers that data decide are symbols, which read
 `FakeTensor(...)`: code that compares such text, looks something up by it, or asks for the type, would take another way than in
 eager, and calls on the traced one would prove the graph. So the model's code, and whoever it asks to, finds numbers. Where it makes
 text of a size, that is assumed to be what it is in the traced call (a guard of the graph); a number of data is read as by `int(t)`
-(`frontends.paths`). The text of whole tensors is no path that could be followed: a model that makes it keeps its own code.
+(`frontends.paths`). The text of whole tensors is no path that could be followed: a model that makes it keeps its own code. What
+checks and logs say is text that nothing rests on (`frontends.messages`), and stays that of symbols.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
 
+from hotfuse.frontends.messages import in_message
 from hotfuse.frontends.model_frames import OURS, TORCH, emitter, placed
 
 _NUMBERS: tuple[tuple[Any, type[Any]], ...] = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
@@ -45,11 +48,16 @@ def plain_numbers(note: Note) -> Generator[None]:
     def asked() -> Any:
         return emitter() if threading.get_ident() == thread else None
 
+    def reads() -> Any:
+        """Who makes text that something may rest on."""
+        frame = asked()
+        return None if frame is None or in_message(frame) else frame
+
     def as_text(plain: type[Any], real: Callable[[Any], str]) -> Callable[[Any], str]:
-        return lambda self: real(self) if asked() is None else repr(plain(self))
+        return lambda self: real(self) if reads() is None else repr(plain(self))
 
     def formatted(plain: type[Any]) -> Callable[[Any, str], str]:
-        return lambda self, spec: object.__format__(self, spec) if asked() is None else format(plain(self), spec)
+        return lambda self, spec: _format(self, spec) if reads() is None else format(plain(self), spec)
 
     def hashed(real: Callable[[Any], int]) -> Callable[[Any], int]:
         def number(self: Any) -> int:
@@ -69,15 +77,17 @@ def plain_numbers(note: Note) -> Generator[None]:
 
     def text_of_tensor(real: Callable[..., str]) -> Callable[..., str]:
         def text(self: Tensor, *args: Any, **kwargs: Any) -> str:
-            if isinstance(self, _TRACED) and (frame := asked()) is not None:
+            if isinstance(self, _TRACED) and (frame := reads()) is not None:
                 note(placed(_TEXT, frame))
             return real(self, *args, **kwargs)
 
         return text
 
     def formatted_tensor(self: Tensor, spec: str) -> str:
-        if not isinstance(self, _TRACED) or (frame := asked()) is None:
+        if not isinstance(self, _TRACED):
             return tensor_format(self, spec)
+        if (frame := reads()) is None:
+            return _format(self, spec)
         if not self.dim():
             return format(self.detach().item(), spec)
         note(placed(_TEXT, frame))
@@ -96,11 +106,30 @@ def plain_numbers(note: Note) -> Generator[None]:
         yield
 
 
+class TruthsAreRead(TorchFunctionMode):
+    """Around a traced call that follows no path: `t.item()` of a truth value is a read there and then. As a symbol it would be
+    neither of the two for code that asks `is True`, and nothing would show that it did.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        truth = func is Tensor.item and args[0].dtype is torch.bool and isinstance(args[0], _TRACED)
+        if truth and _is_models(sys._getframe(1)):  # torch's own checks assert what they read
+            return bool(args[0])
+        return func(*args, **(kwargs or {}))
+
+
 def _is_models(frame: Any) -> bool:
     """Whether code that asks for a type is neither torch's nor ours; classes that are asked (`numbers.Integral`) ask for others."""
     while frame is not None and frame.f_code.co_filename.startswith("<frozen abc"):
         frame = frame.f_back
     return frame is not None and not frame.f_code.co_filename.startswith((TORCH, OURS))
+
+
+def _format(symbol: Any, spec: str) -> str:
+    """As text in a message has it, which nobody compares: whatever the width and the digits would be."""
+    return object.__format__(symbol, "" if spec else spec)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from hotfuse.frontends.model_parts import hold
 from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
 from hotfuse.frontends.paths.join import joined
 from hotfuse.frontends.paths.reads import Path as DataPath
-from hotfuse.frontends.plain_numbers import plain_numbers
+from hotfuse.frontends.plain_numbers import TruthsAreRead, plain_numbers
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.frontends.side_effects import Observed, observed
 from hotfuse.frontends.tracing import grad_mode_asked
@@ -85,7 +85,7 @@ class Flat(nn.Module):
         before = [contents(h) for h in holders]
         reads = AssumedReads(self._path, tensors) if self._path is not None else None
         wanted = [t.requires_grad for t in tensors]
-        with self.seen.call(self.target), reads or nullcontext(), extremes_as_in_eager(followed=reads is not None):
+        with self.seen.call(self.target), reads or TruthsAreRead(), extremes_as_in_eager(followed=reads is not None):
             result = self.target(*args, **kwargs)
         if wanted != [t.requires_grad for t in tensors]:
             self.seen.done.append("makes an argument require gradients")

@@ -101,22 +101,24 @@ class AssumedReads(TorchFunctionMode):
         self._mark_asked()
         self._skipped |= {place for _, _, place in self._reads[self._at :]}
         if apart := self._skipped & self._read_at:
-            raise _otherwise(f"it reads less there than in a call, in {min(apart).rpartition('+')[0]}")
+            raise _otherwise(f"it reads less there than in a call, in {_function(min(apart))}")
         return frozenset(map(str, self._read_from))
 
     def _next(self, kind: str) -> Any:
         place = reading_place()
-        self._read_at.add(place)
-        while self._at < len(self._reads):
-            found, value, where = self._reads[self._at]
-            self._at += 1
-            if where != place:
-                self._skipped.add(where)  # where the code asked whether it is traced, and did not read
-            elif found == kind:
-                return value
-            else:
-                raise _otherwise(f"read {self._at} is a {kind} there, and a {found} in a call")
-        raise _otherwise(f"it reads more there than in a call, in {place.rpartition('+')[0]}")
+        left = range(self._at, len(self._reads))
+        at = next((i for i in left if self._reads[i][2] == place), None)
+        if at is None:  # the same function may ask otherwise where it is traced
+            at = next((i for i in left if _function(self._reads[i][2]) == _function(place) and self._reads[i][0] == kind), None)
+        if at is None:
+            raise _otherwise(f"it reads more there than in a call, in {_function(place)}")
+        self._skipped |= {where for _, _, where in self._reads[self._at : at]}  # where it asked whether it is traced
+        found, value, where = self._reads[at]
+        self._at = at + 1
+        self._read_at.add(where)
+        if found != kind:
+            raise _otherwise(f"read {self._at} is a {kind} there, and a {found} in a call")
+        return value
 
     def _number(self, kind: str, t: Tensor | bool) -> Any:  # noqa: FBT001  (what is read)
         value = self._next(kind)
@@ -218,6 +220,10 @@ def _read_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
     if func is Tensor.__contains__:
         return (args[0] == args[1]).any()
     return args[0] if args else next(iter(kwargs.values()))
+
+
+def _function(place: str) -> str:
+    return place.rpartition("+")[0]
 
 
 def _constant(t: Tensor) -> Tensor | None:

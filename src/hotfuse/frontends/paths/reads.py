@@ -13,6 +13,7 @@ recording is a list of values, each with the place in the code that read it: som
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -61,11 +62,14 @@ def is_sized(function: Any, args: Sequence[Any]) -> bool:
 
 
 def reading_place() -> str:
-    """Where the model's code is that reads: the function and the instruction, which stay when lines above them change."""
+    """Where the model's code is that reads: the function and the expression, which stay when lines above them change. (Instructions
+    do not: which of those of a call is at work depends on what is called.)"""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, OURS)):
         frame = frame.f_back
-    return f"{frame.f_code.co_qualname}+{frame.f_lasti}"
+    code = frame.f_code
+    line, _, column, end = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    return f"{code.co_qualname}+{(line or code.co_firstlineno) - code.co_firstlineno}:{column}-{end}"
 
 
 class TooManyReads(Exception):
