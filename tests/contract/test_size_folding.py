@@ -18,6 +18,8 @@ from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.recording import conv_product, recorded_runs, size_folding
 from hotfuse.frontends.onnx.recording.conv_product import as_product
+from hotfuse.native.float_layers.layer_code import background_layers, load_layers, supported
+from hotfuse.native.target import host
 from hotfuse.ops.folded_conv import FoldedConv, Window, affine
 
 Array = np.ndarray[Any, Any]
@@ -373,3 +375,26 @@ def test_a_function_of_calls_with_several_results() -> None:
         found = recording([torch.tensor([4.0])])
         assert [v.tolist() for v in found] == [[9.0], [-2.0], [4.0], 2.0]
     assert gone == [True] * 4
+
+
+def _layer(op: str, gates: int, ins: list[str], outs: list[str]) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+    weights = {"w": rows(1, gates * 5, 4, seed=1), "r": rows(1, gates * 5, 5, seed=2)}
+    return [node(op, ["x3", "w", "r", "", "", *ins], outs, hidden_size=5)], {**weights, "first": np.array([0])}
+
+
+@pytest.mark.parametrize("natively", [False, True])
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+def test_reshapes_before_recurrent_layers_take_no_calls(op: str, natively: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native code reads elements in their order, also of what lies otherwise in memory; where it declines, the library is given
+    the shapes that it knows."""
+    native, _ = load_layers(host()) if natively and supported(host()) else (None, None)
+    monkeypatch.setattr(background_layers, "layers", native)
+    states = ["h3", "c3"] if op == "LSTM" else ["h3"]
+    layer, constants = _layer(op, 4 if op == "LSTM" else 3, states, ["y", "last"])
+    views = [node("Transpose", ["x"], ["xt"], perm=[1, 0]), node("Unsqueeze", ["xt", "first"], ["x3"])]
+    views += [node("Unsqueeze", [name[0], "first"], [name]) for name in states]
+    inputs = {"x": (F32, [4, "b"]), **{name[0]: (F32, ["b", 5]) for name in states}}
+    data = model([*views, *layer], inputs, {"y": F32, "last": F32}, constants)
+    calls = [(rows(4, b, seed=b), *[rows(b, 5, seed=b + k) for k in range(len(states))]) for b in (3, 1)]
+    for made in recorded(same(data, *calls)):
+        assert made == ["Transpose", op]
