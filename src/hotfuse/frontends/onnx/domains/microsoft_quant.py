@@ -160,9 +160,9 @@ def qlinear_global_average_pool(
     ctx: Ctx,
     x: Tensor,
     x_scale: Tensor,
-    x_zero: Tensor,
+    x_zero: Tensor | None,
     y_scale: Tensor,
-    y_zero: Tensor,
+    y_zero: Tensor | None,
     *,
     channels_last: int = 0,
 ) -> Tensor:
