@@ -321,6 +321,7 @@ CASES = [
     ms("NhwcMaxPool", u8(2, 7, 6, 3), attrs={"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 1]}),
     ms("NhwcMaxPool", i8(1, 7, 6, 3), attrs={"kernel_shape": [3, 3], "dilations": [2, 1]}),
     ms("Range", Const(np.array(1)), Const(np.array(9)), Const(np.array(3))),
+    ms("QLinearGlobalAveragePool", u8(2, 300, 5, 4), s(0.02, np.float32), s(100, np.uint8), s(0.004, np.float32), s(9, np.uint8)),
     ms("QLinearGlobalAveragePool", u8(2, 3, 5, 4), s(0.1), s(120, np.uint8), s(0.08), s(100, np.uint8)),
     ms(
         "QLinearGlobalAveragePool",
