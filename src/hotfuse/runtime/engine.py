@@ -232,6 +232,10 @@ class Engine:
                     if effects is not None:
                         return effects.finish(outs, leaves, holders)
                     return outs[0] if entry.bare else entry.rebuild(outs)
+            if site.unlooked > 0:
+                site.unlooked -= 1
+                counts.module_calls += 1
+                return self.own_code(*args, **kwargs)
             return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
         finally:
             slot.epoch = outer
