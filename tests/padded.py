@@ -30,14 +30,17 @@ class PaddedEncoder(nn.Module):
         self.register_buffer("triangle", torch.ones(1, 1, longest, longest, dtype=torch.bool).tril(), persistent=False)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        batch, length = ids.shape
-        x = self.tokens(ids) + self.places[:, :length]
+        return self._pool(self.layered(self.tokens(ids) + self.places[:, : ids.shape[1]], mask), mask)
+
+    def layered(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """What the layers make of rows."""
+        batch, length, _ = x.shape
         for layer in self.layers:
             q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in layer["qkv"](x).chunk(3, -1))
             seen = self._attend(q, k, v, mask).transpose(1, 2).reshape(batch, length, -1)
             x = layer["first"](x + layer["out"](seen))
             x = layer["second"](x + layer["down"](F.gelu(layer["up"](x))))
-        return self._pool(x, mask)
+        return x
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         keys = mask[:, None, None, :]
@@ -242,6 +245,37 @@ class MaskedInside(nn.Module):
         if self.made in ("not padding", "both", "neither of two"):
             return ((2 + ids % (TOKENS - 2)) * mask,)
         return ids, torch.randint(1, max(2, round(2 * share * rows)), (sequences,)).clamp(max=rows)
+
+
+class Frames(nn.Module):
+    """Features of frames and how many each sequence has, as models of sound are given them. The last frame is read, found by
+    `gather`, or means and deviations of live ones; `styled`: they are shifted and scaled by what each sequence is said to be like.
+    """
+
+    def __init__(self, pools: str = "last", *, styled: bool = False) -> None:
+        super().__init__()
+        self.pools, self.styled = pools, styled
+        self.inner, self.encoder = nn.Linear(WIDTH, WIDTH), PaddedEncoder(pools="nothing")
+        self.styles, self.head = nn.Linear(4, 2 * WIDTH), nn.Linear(2 * WIDTH, 3)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, style: torch.Tensor) -> torch.Tensor:
+        b, s, _ = x.shape
+        live, x = torch.arange(s) < lengths[:, None], self.inner(x)
+        if self.styled:
+            scale, shift = self.styles(style)[:, None].chunk(2, -1)
+            x = x * (1 + scale) + shift.expand(b, s, -1)
+        x = self.encoder.layered(x, live)
+        if self.pools == "last":
+            return x.gather(1, (lengths[:, None] - 1).clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))[:, 0]
+        weights = live[..., None].to(x.dtype)
+        mean = (x * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
+        apart = (((x - mean) * weights) ** 2).sum(1) / weights.sum(1)
+        return self.head(torch.cat([mean.squeeze(1), (apart + 1e-5).sqrt()], 1))
+
+    def batch(self, sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, ...]:
+        """Frames, of which such a part is real, or a little more."""
+        lengths = torch.randint(1, max(2, round(2 * share * rows)), (sequences,)).clamp(max=rows)
+        return torch.randn(sequences, rows, WIDTH), lengths, torch.randn(sequences, 4)
 
 
 class AttendingEncoder(nn.Module):

@@ -1,5 +1,6 @@
-"""Batches in which rows come twice, through `hotfuse.jit` with default settings, in turns with the same model without watching (our
-plan without this specialization) and with eager: 16 sequences of which 8, 4 or all are distinct, and traffic that flips.
+"""Batches in which rows come twice, through `hotfuse.jit` with default settings, in turns with our plan without specializations
+(tier 1 is its highest: this one needs no watching) and with eager: 16 sequences of which 8, 4 or all are distinct, and traffic that
+flips.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 import hotfuse
 from benchmarks.inputs.padding import VOCABULARY, Encoder
-from benchmarks.inputs.repeated import compiled, in_turns, plans
+from benchmarks.inputs.repeated import UNSPECIALIZED, compiled, in_turns, plans
 from hotfuse.specialize.table import DUPLICATES
 
 ROWS, LEARN_S = 16, 100.0
@@ -45,7 +46,7 @@ def rows(quick: bool) -> list[dict[str, Any]]:
     layers, width, length, count = (2, 128, 32, 60) if quick else (4, 384, 64, 25)
     model = Encoder(layers, width).eval()
     found: list[dict[str, Any]] = []
-    with torch.no_grad(), hotfuse.jit(model) as fast, hotfuse.jit(model, settings=hotfuse.Settings(watch=False)) as without:
+    with torch.no_grad(), hotfuse.jit(model) as fast, hotfuse.jit(model, settings=UNSPECIALIZED) as without:
         took = learn(fast, batches(length, 8), layered)
         learn(without, batches(length, 8), compiled)
         runs = {"ours": fast, "without": without, "eager": model}

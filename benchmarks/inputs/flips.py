@@ -3,9 +3,10 @@ is not for: every call, every 10, every 1,000.
 
     python -m benchmarks.inputs flips [--contenders "open mask,sizes"] [--quick]
 
-In turns with the same model without watching (our plan without specialization) and with eager; every answer is compared with
-eager's. On one thread calls are timed by the processor time of the calling thread, which holds on a busy machine, else by the
-clock. A line says whether the strategy was in the plan when its traffic began, and when it ended: what loses is withdrawn.
+In turns with our plan without specializations (tier 1 is its highest, and nothing is watched) and with eager; every answer is
+compared with eager's. On one thread calls are timed by the processor time of the calling thread, which holds on a busy machine,
+else by the clock. A line says whether the strategy was in the plan when its traffic began, and when it ended: what loses is
+withdrawn.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import nn
 
 import hotfuse
 from benchmarks.inputs.padding import VOCABULARY, Encoder
-from benchmarks.inputs.repeated import TwoTowers, compiled, image, plans, text
+from benchmarks.inputs.repeated import UNSPECIALIZED, TwoTowers, compiled, image, plans, text
 from hotfuse.specialize.table import BRANCH, DUPLICATES, OPEN_MASK, PADDING, REPEATED, SIZES, ZERO_ROWS
 
 Call = tuple[torch.Tensor, ...]
@@ -176,9 +177,8 @@ def _milliseconds(spent: dict[str, list[float]], of: Callable[[list[float]], flo
 def measured(case: FlipCase, every: Sequence[int]) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     model, found = case.model().eval(), list[dict[str, Any]]()
-    unwatched = hotfuse.Settings(watch=False, padding="keep" if case.row == PADDING else "exact")
-    with (torch.no_grad(), hotfuse.jit(model, settings=unwatched) as before_it, hotfuse.jit(model) as fast,
-          hotfuse.jit(model, settings=unwatched) as behind_it):  # fmt: skip
+    with (torch.no_grad(), hotfuse.jit(model, settings=UNSPECIALIZED) as before_it, hotfuse.jit(model) as fast,
+          hotfuse.jit(model, settings=UNSPECIALIZED) as behind_it):  # fmt: skip
         good = flipping(FlipCase(case.row, case.model, case.good, case.good), 1)
         runs = {"before": before_it, "ours": fast, "behind": behind_it, "eager": model}
         for served in (before_it, fast, behind_it):

@@ -1,5 +1,5 @@
-"""Inputs that come again while others change, through `hotfuse.jit` with default settings, in turns with the same model without
-watching (our plan without this specialization) and with eager: a fixed set of texts, one image with ten prompts, and traffic that
+"""Inputs that come again while others change, through `hotfuse.jit` with default settings, in turns with our plan without
+specializations (tier 1 is its highest) and with eager: a fixed set of texts, one image with ten prompts, and traffic that
 flips every call, every 10 and every 1,000 behind a plan that was deployed on better days.
 
 On one thread calls are timed by the processor time of the calling thread, which holds on a busy machine, else by the clock.
@@ -22,6 +22,8 @@ LEARN_S = 75.0
 """Seconds of calls for a plan to be deployed."""
 SETTLE_CALLS = 400
 """Calls of a kind before it is measured: the first behind a deployment are looked at closely, whatever they bring."""
+UNSPECIALIZED = hotfuse.Settings(watch=False, tiers=1)
+"""Nothing is bet on, and nobody looks what could be: some strategies need no watching."""
 Call = tuple[torch.Tensor, ...]
 
 
@@ -127,7 +129,7 @@ def rows(quick: bool) -> list[dict[str, Any]]:
     cases = {"fixed text": (fixed_text, 24, 4), "one image, ten prompts": (prompts, 96, 1)}
     with torch.no_grad():
         for name, (traffic, tokens, texts) in cases.items():
-            without = hotfuse.jit(model, settings=hotfuse.Settings(watch=False))
+            without = hotfuse.jit(model, settings=UNSPECIALIZED)
             with without, hotfuse.jit(model) as fast:
                 calls = traffic(tokens, texts)
                 took = learn(fast, calls, lambda fast=fast: layered(fast))

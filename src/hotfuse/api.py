@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule
 
 from hotfuse.analysis.growth import read_anywhere
@@ -31,6 +32,7 @@ from hotfuse.compile.captures import Known, captured, known, recalled
 from hotfuse.compile.changed_state import remember_state, remembered_state
 from hotfuse.compile.request_bodies import PresentCapture, ReadyRequest, TorchCapture, request_of
 from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.compile.workers.fork_once import ask_fork
 from hotfuse.compile.workers.forked import ForkFailed
 from hotfuse.compile.workers.service import ask, ask_here, counters, service
@@ -42,6 +44,7 @@ from hotfuse.frontends.model_parts import hold
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import keep, release
 from hotfuse.frontends.ship import Shipment, ship
+from hotfuse.machine import team_size
 from hotfuse.machine.heap import heap
 from hotfuse.pipeline import BIND, Units, compile_tier0
 from hotfuse.runtime.engine import Engine
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _SHIPPING = threading.Lock()
-_OWN = frozenset(("_target", "_view", "_serving"))
+_OWN = frozenset(("_target", "_view", "_serving", "_plain"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +317,7 @@ class Jit:
 
         model = TorchModel(target, settings)
         plain = engine_of(model)
+        self._plain = plain
         self._serving = serving = StateServing(target, plain, lift)
         model.changes_itself, model.remembers_state = serving.plain_changes_itself, serving.remembers
         if isinstance(target, nn.Module):
@@ -327,8 +331,18 @@ class Jit:
             functools.update_wrapper(self, target, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Same structure, dtypes and values as the model's own call; never waits for a compile."""
-        return self._serving.serve(args, kwargs)
+        """Same structure, dtypes and values as the model's own call; never waits for a compile. While nothing is faster than the
+        model's own code, calls go straight there until the next look (`StateServing.rest`).
+        """
+        serving = self._serving
+        if not is_dynamo_compiling():  # it would guard on the count
+            rest = serving.rest
+            if rest.resting > 0 and not (background_priority.jobs and team_size.has_every_core()):
+                rest.resting -= 1
+                plain = self._plain
+                plain.everyone.outside += 1
+                return plain.own_code(*args, **kwargs)
+        return serving.serve(args, kwargs)
 
     @property
     def _engine(self) -> Engine:

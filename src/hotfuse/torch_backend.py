@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -39,6 +39,7 @@ from hotfuse.machine import team_size
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
+from hotfuse.runtime.rests import NEVER, Resting
 from hotfuse.runtime.weights.model_guard import ModelGuard
 from hotfuse.stages import ServedPlan, plans_of
 
@@ -62,21 +63,6 @@ MODES = {
 
 _numbers = itertools.count()
 _graphs: Living[CompiledGraph] = Living()
-
-
-class Resting(Protocol):
-    """Where it stands how many calls the own code answers before anything is looked up again."""
-
-    resting: int
-
-
-class Never:
-    """Where none does."""
-
-    resting = 0
-
-
-_NEVER = Never()
 
 
 class DynamoModel:
@@ -254,7 +240,7 @@ class CompiledGraph:
         self.engines, self._bound = (*self.engines, engine), (*self._bound, weights)
         self._enter = self._entrances(self._unbound)
         if len(self.engines) > 1 or settings.threads is not None:  # what is best of one instance says nothing of another
-            self._resting = _NEVER
+            self._resting = NEVER
         return self._enter
 
     def _entrances(self, others: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import multiprocessing
 import os
+import pwd
 import random
 import stat
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import Key, TrustedKeys, keys_for, make_key, read_key
 from hotfuse.cache.place import cache_stats, folder_of, root_of
 from hotfuse.compile.kept import _holds, answered  # pyright: ignore[reportPrivateUsage]
+from hotfuse.profile.store_place import location
 
 
 def _keys(byte: int = 1) -> TrustedKeys:
@@ -311,6 +316,110 @@ def test_a_full_disk_is_counted_and_nothing_is_left_behind() -> None:
             patch.setattr(folders.time, "monotonic", lambda: later)
             assert held.put(Address("unit", "new"), BODY) and not held.trouble
         assert held.get(Address("unit", "new")) is not None and held.put(HERE, BODY)
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of its own in a container, and no HOME: serving a model raised RuntimeError."""
+
+    def nobody(_number: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(RuntimeError):
+        Path("~").expanduser()
+    settings = Settings()
+    assert settings.folder == root_of(settings).parent == Path(location(settings)).parent  # type: ignore[union-attr]
+    assert str(settings.folder).startswith("/nonexistent/") and Settings(cache_dir=Path("/x")).folder == Path("/x")
+
+
+def test_entries_unused_for_long_leave_a_full_disk_to_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume smaller than the limit was full for ever: what came later was never kept."""
+    held = _folder(tmp_path)
+    old, used, new = (Address("unit", n) for n in ("old", "used", "new"))
+    for at, ago in ((old, 2 * folders.UNUSED_S), (used, folders.UNUSED_S / 2)):
+        held.put(at, BODY, [bytes(300_000)])
+        for name in (at.name, at.head):
+            os.utime(held._path(name), (time.time() - ago,) * 2)
+    room, real = sum(h.bytes for h in held.entries()) + 1000, os.fdopen
+
+    class Disk(io.FileIO):
+        """One that holds so many bytes."""
+
+        def write(self, data: Any, /) -> int:
+            if sum(h.bytes for h in held.entries()) + len(data) > room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    monkeypatch.setattr(os, "fdopen", lambda fd, how: Disk(fd, "wb") if how == "wb" else real(fd, how))
+    assert held.put(new, BODY, [bytes(200_000)]) and not held.trouble
+    assert held.get(new) is not None and held.get(used) is not None and held.get(old) is None
+    assert held.stats()["evicted"] == 2 and not list(held.root.glob(".new*"))
+    assert not held.put(Address("unit", "one more"), BODY, [bytes(300_000)]) and "No space" in held.trouble
+    assert held.get(used) is not None, "what is in use does not leave"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_two_users_share_a_folder_that_both_may_write() -> None:
+    """Directories of the first were closed to the second: a look for its own entry raised, and no plan of kernels was made."""
+    import tempfile
+
+    def as_user(number: int, work: Callable[[Folder], None]) -> None:
+        child = os.fork()
+        if not child:
+            try:
+                os.setgroups([])
+                os.setgid(number)
+                os.setuid(number)
+                work(Folder(root, TrustedKeys(own := Key(bytes([number % 256]) * 32), (own,)), 1 << 20))
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
+    def keeps(held: Folder) -> None:
+        found = held.get(HERE)
+        with held.making(HERE, 1.0) as alone:
+            assert alone, "nobody else makes it"
+            assert found is None and held.again(HERE) is None
+        assert held.put(HERE, BODY) and held.get(HERE) == (BODY, []) and not held.trouble, held.stats()
+
+    def finds(held: Folder) -> None:
+        assert held.get(HERE) == (BODY, []) and held.put(HERE, BODY), held.stats()
+
+    def repairs(held: Folder) -> None:
+        """What the first user's process made is damaged: it cannot be replaced, so there is one beside it."""
+        assert held.get(HERE) is None and held.put(HERE, BODY) and held.get(HERE) == (BODY, []), held.stats()
+
+    def only_reads(held: Folder) -> None:
+        assert held.get(HERE) is None and not held.put(HERE, BODY) and "Permission denied" in held.trouble, held.stats()
+
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        root = Path(name) / "code"
+        root.mkdir()
+        root.chmod(0o1777)
+        for user, work in ((1001, keeps), (1002, keeps), (1001, finds), (1002, finds)):
+            as_user(user, work)
+        for path in root.glob("??/*.hf"):
+            path.write_bytes(b"damaged")
+        as_user(1003, repairs)
+        root.chmod(0o755)
+        as_user(1004, only_reads)
+
+
+def test_a_folder_of_its_own_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        held = _folder(tmp_path)
+        held.put(HERE, BODY)
+        with held.making(HERE, 1.0):
+            pass
+    finally:
+        os.umask(before)
+    assert all(not p.stat().st_mode & 0o022 for p in held.root.rglob("*")) and not held.root.stat().st_mode & 0o022
+    assert all(not p.stat().st_mode & 0o077 for p in held.root.rglob("*.hf"))
 
 
 def test_what_a_wrong_clock_wrote_is_not_believed_for_ever(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import NullPool, create_engine, make_url, select
+from sqlalchemy import NullPool, create_engine, event, make_url, select
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import EventLog, Why
@@ -107,6 +108,27 @@ def test_rows_arrive_once_with_who_sent_them(fresh: str, here: Store) -> None:
         here.remember("arms", {"a": [2.0]}, machine)
         exchange.push()
         assert there.remembered("arms", there.machine(fingerprint())) == {"a": [3.0]}
+
+
+def test_a_batch_is_one_short_statement(fresh: str, here: Store) -> None:
+    """With an argument for every number it was put together anew each time: tens of milliseconds of the interpreter's lock."""
+    machine, odd = here.machine(fingerprint(), {"rate": 2}), 'quotes "\' and \\ and ü, 100% :rows'
+    here.record_measurements(_measured(BATCH), machine)
+    here.record_subgraphs([_profile(odd)], machine)
+    decisions = [StoredDecision("g", "deploy", odd, predicted_ns=ns) for ns in (0.1 + 0.2, 1e300, None, math.inf, math.nan)]
+    here.record_decisions(decisions, machine)
+    with Store.open(fresh) as there:
+        said: list[str] = []
+        assert isinstance(there.database, PostgresDatabase)
+        event.listen(there.database.engine, "before_cursor_execute", lambda *a: said.append(a[2]))
+        Exchange(here, there).push()
+        added = [t for t in said if t.startswith("INSERT INTO measurements")]
+        assert len(added) == 1 and len(added[0]) < 2000, added[0][:200]
+        (own, other), t = (store.measurements(limit=BATCH) for store in (here, there)), s.decisions
+        assert [(m.kernel, m.features, m.time_ns, m.at) for m in own] == [(m.kernel, m.features, m.time_ns, m.at) for m in other]
+        assert there.subgraphs()[0].subgraph == odd
+        rows, sent = (st.database.read(lambda c: c.execute(select(t).order_by(t.c.id)).all()) for st in (here, there))
+        assert [(r.why, repr(r.predicted_ns), r.at) for r in rows] == [(r.why, repr(r.predicted_ns), r.at) for r in sent]
 
 
 def test_a_batch_that_failed_half_way_is_sent_again_and_arrives_once(

@@ -14,9 +14,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+import hotfuse
+from hotfuse.base.settings import Settings
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
@@ -31,6 +33,7 @@ from hotfuse.native.float_layers.layer_code import FloatLayers, background_layer
 from hotfuse.native.jit import Loaded
 from hotfuse.native.target import host, level
 from hotfuse.ops.folded_conv import FoldedConv, Window, affine
+from hotfuse.session import serving
 
 pytestmark = pytest.mark.skipif(not layer_code.supported(host()), reason="no code for this machine")
 LEVELS = ("avx512", "avx2")
@@ -374,3 +377,21 @@ def test_what_a_layer_is_not_made_for_goes_to_the_library(native: FloatLayers, m
     assert layer(torch.randn(3, 2, 4), w, r) is told  # a team is faster
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert layer(torch.randn(3, 2, 4), w, r) is not told
+
+
+@pytest.mark.parametrize(("op", "begins"), [("LSTM", (True, False)), ("QuantizeLinear", (False, True)), ("Add", (False, False))])
+def test_a_session_begins_with_the_code_that_its_file_is_made_for(
+    op: str, begins: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    for name in ("background_layers", "byte_layers"):
+        monkeypatch.setattr(getattr(serving, name), "begin", lambda name=name: begun.append(name))
+    given = {"LSTM": [(1, 8, 3), (1, 8, 2)], "QuantizeLinear": [()], "Add": [(3,)]}[op]
+    weights = [numpy_helper.from_array(np.ones(shape, np.float32), f"w{i}") for i, shape in enumerate(given)]
+    attrs = {"hidden_size": 2} if op == "LSTM" else {}
+    node = helper.make_node(op, ["x", *(w.name for w in weights)], ["y"], **attrs)
+    out = helper.make_empty_tensor_value_info("y")
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 1, 3])], [out], weights)
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    with hotfuse.InferenceSession(data, settings=Settings(capture="off", record=False)):
+        assert ("background_layers" in begun, "byte_layers" in begun) == begins

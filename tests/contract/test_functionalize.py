@@ -150,6 +150,17 @@ def operators_that_assign(x: Any) -> Any:
 
 
 @program
+def perhaps_a_copy_of_what_nobody_reads(x: Any) -> Any:
+    """A reshape of what lies otherwise may be a view, which does not matter where the other name is never read again."""
+    h = (x + 1).t()
+    first = h[0] * 2
+    r = h.reshape(2, -1)
+    r += 1
+    r[0] *= 3
+    return first, r
+
+
+@program
 def given_where_to_write(x: Any) -> Any:
     h, wide = torch.empty(3, 4), torch.zeros(3, 8)
     torch.mul(x, 2, out=h)
@@ -191,6 +202,20 @@ def bad_reshape(x: Any) -> Any:
     return h
 
 
+def bad_view_of_what_was_reshaped(x: Any) -> Any:
+    h = x.clone().t()
+    first = h[0]
+    h.reshape(-1).add_(1)
+    return first + 1
+
+
+def bad_reshape_of_a_reshape(x: Any) -> Any:
+    h = x.clone().t()
+    again = h.reshape(3, -1).t().reshape(-1)
+    again += 1
+    return h + 1
+
+
 def bad_expand(x: Any) -> Any:
     h = x[:, :1].clone()
     h.expand(3, 4)[0, 0] = 1
@@ -213,7 +238,10 @@ def bad_shape_of_an_input(x: Any) -> Any:
     return x.contiguous().unsqueeze_(0) * 2
 
 
-@pytest.mark.parametrize("fn", [bad_reshape, bad_expand, bad_resize, bad_out, bad_shape_of_an_input])
+BAD = [bad_reshape, bad_view_of_what_was_reshaped, bad_reshape_of_a_reshape, bad_expand, bad_resize, bad_out, bad_shape_of_an_input]
+
+
+@pytest.mark.parametrize("fn", BAD)
 def test_what_cannot_be_made_pure_keeps_the_users_code(fn: Any) -> None:
     fast = hotfuse.jit(fn, settings=Settings(capture="inline"))
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,21 @@ def test_rates_are_found_again_and_hold_beyond_the_samples() -> None:
     off = np.log(fitted.base(found.amounts, found.family, rates, found.roofline.seconds) / seconds)
     assert np.abs(off[small & known]).max() < 0.15
     assert np.median(np.abs(off[~small & known])) < 0.2
+
+
+@pytest.mark.parametrize(("seen", "asked"), [(8, 16), (16, 8)])
+def test_a_machine_of_other_vectors_is_not_taken_for_one_where_they_cost_nothing(seen: int, asked: int) -> None:
+    """Samples of narrow vectors alone left nothing for rates of full ones: kernels there were predicted to take a twentieth."""
+    candidates = [Candidate(p.graph, s, lanes) for p in itertools.islice(draws(5, "pointwise"), 300) for s in p.sizes
+                  for lanes in (Core(seen, 32), Core(asked, 32))]  # fmt: skip
+    table, at = RowCache(measure.tile_of).rows(candidates), replace(AT, flops=6.25e9 * seen)
+    found, there = derive(table[::2], at), derive(table[1::2], replace(AT, flops=6.25e9 * asked))
+    true = np.full_like(fitted.NONE, 1.5)
+    seconds, would = (fitted.base(f.amounts, f.family, true, f.roofline.seconds) for f in (found, there))
+    rates = fitted.fit(found.amounts, found.family, seconds, np.ones(len(seconds)))
+    assert len(seconds) >= fitted.APART
+    off = np.log(fitted.base(there.amounts, there.family, rates, there.roofline.seconds) / would)
+    assert np.abs(off).max() < 1.0, np.quantile(off, (0, 0.1, 0.5, 0.9, 1))
 
 
 def test_without_rates_the_roofline_stands() -> None:

@@ -6,12 +6,14 @@ import ctypes
 import gc
 import re
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 
 from hotfuse.base.errors import InternalError
 from hotfuse.native import link
+from hotfuse.native.function import entered, entry_symbols, with_entries
 from hotfuse.native.jit import compile_object, load_object
 from hotfuse.native.target import host
 
@@ -120,3 +122,41 @@ def test_relocations_that_are_not_known_are_refused() -> None:
 def test_what_is_cut_short_is_refused(length: int) -> None:
     with pytest.raises(InternalError, match="does not link"):
         load_object(code()[:length], ["all"], {"given": 4096, "shared": 4096})
+
+
+_ADDED = """define i64 @hf_added(i64 %a, i32 %b, float %c, ptr %to) {
+  %wide = sext i32 %b to i64
+  %sum = add i64 %a, %wide
+  store float %c, ptr %to
+  ret i64 %sum
+}
+define void @hf_cleared(ptr %to) {
+  store float 0.0, ptr %to
+  ret void
+}"""
+
+
+def test_entries_read_numbers_and_refuse_what_is_none() -> None:
+    names = ("hf_added", "hf_cleared")
+    code = load_object(compile_object(with_entries(_ADDED, names), host()).code, [f"py_{n}" for n in names], entry_symbols())
+    added, cleared = (entered(code, name) for name in names)
+    cell = ctypes.c_float(0.0)
+    at = ctypes.addressof(cell)
+    before = sys.getrefcount(None)
+    assert added(-(2**40), -7, 1.5, at) == -(2**40) - 7
+    assert cell.value == 1.5
+    assert added(2, True, 3, at) == 3 and cell.value == 3.0
+    for _ in range(1000):
+        assert cleared(at) is None
+    assert cell.value == 0.0
+    assert abs(sys.getrefcount(None) - before) < 500, "None has a reference for each that is handed out"
+    cell.value = 9.0
+    for given in ((1, 2, 3.0), (1, 2, 3.0, at, 5), ("1", 2, 3.0, at), (1, 2, "3", at), (1, 2.0, 3.0, at), (1, 2, 3.0, None)):
+        with pytest.raises(TypeError):
+            added(*given)
+    assert cell.value == 9.0, "a call with a wrong argument is not begun"
+
+
+def test_entries_of_what_is_not_there_are_a_fault() -> None:
+    with pytest.raises(InternalError, match="hf_other"):
+        with_entries(_ADDED, ["hf_other"])

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.contract.onnx_nodes import Case, Const, Maker, check_direct, check_traced, f, ints, name_of, pos
+from hotfuse.base.errors import ModelError
+from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.values import from_any
+from tests.contract.onnx_nodes import (
+    Case,
+    Const,
+    Maker,
+    check_direct,
+    check_traced,
+    f,
+    feeds,
+    ints,
+    model_of,
+    name_of,
+    pos,
+)
 
 MS = "com.microsoft"
 
@@ -304,6 +321,7 @@ CASES = [
     ms("NhwcMaxPool", u8(2, 7, 6, 3), attrs={"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 1]}),
     ms("NhwcMaxPool", i8(1, 7, 6, 3), attrs={"kernel_shape": [3, 3], "dilations": [2, 1]}),
     ms("Range", Const(np.array(1)), Const(np.array(9)), Const(np.array(3))),
+    ms("QLinearGlobalAveragePool", u8(2, 300, 5, 4), s(0.02, np.float32), s(100, np.uint8), s(0.004, np.float32), s(9, np.uint8)),
     ms("QLinearGlobalAveragePool", u8(2, 3, 5, 4), s(0.1), s(120, np.uint8), s(0.08), s(100, np.uint8)),
     ms(
         "QLinearGlobalAveragePool",
@@ -491,3 +509,13 @@ def test_agrees_with_onnx_runtime(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_traces(case: Case) -> None:
     check_traced(case)
+
+
+@pytest.mark.parametrize("option", ["do_rotary", "past_present_share_buffer"])
+def test_options_that_would_be_left_out_are_refused(option: str) -> None:
+    plain = next(c for c in CASES if c.op == "QAttention")
+    case = replace(plain, attrs={**plain.attrs, option: 1})
+    arrays = case.arrays()
+    module = OnnxModule(load(model_of(case, arrays)))
+    with pytest.raises(ModelError, match="option that is not supported"):
+        module(*[from_any(a) for a in feeds(case, arrays).values()])

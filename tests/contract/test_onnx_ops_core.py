@@ -6,6 +6,7 @@ runs traced: the operator's function under `make_fx` with symbolic sizes must gi
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +168,81 @@ def test_unseeded_random_draws_anew_and_in_range() -> None:
         logits
     )[0]
     assert to_numpy(picked).tolist() == [[1] * 20, [0] * 20]
+
+
+def _takes(fn: Any, schema: Any) -> list[str]:
+    """What a version's schema has and a function does not take."""
+    given = list(inspect.signature(fn).parameters.values())[1:]
+    kinds = {p.kind for p in given}
+    names = {p.name for p in given if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    any_name = inspect.Parameter.VAR_KEYWORD in kinds
+    positions = [p for p in given if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    missing = [name for name in schema.attributes if name not in names and not any_name and name != "consumed_inputs"]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and len(positions) < schema.max_input:
+        missing.append(f"{schema.max_input} inputs")
+    if sum(p.default is inspect.Parameter.empty for p in positions) > schema.min_input:
+        missing.append(f"as few as {schema.min_input} inputs")
+    return missing
+
+
+def test_rows_take_all_that_versions_of_their_operator_have() -> None:
+    """Attributes became inputs, and others went, in the course of versions: none may meet a function that does not know them."""
+    odd = {
+        f"{schema.name}-{schema.since_version}": missing
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain in ("", "ai.onnx.ml")
+        and (row := find(schema.domain, schema.name, schema.since_version)) is not None
+        and (missing := _takes(row.fn, schema))
+    }
+    assert not odd
+
+
+X234 = np.arange(24, dtype=np.float32).reshape(2, 3, 4) - 7
+OLDER = [
+    (Case("Add", 6, (), {"axis": 1, "broadcast": 1}), (X234, np.float32([1, 2, 3])), X234 + np.float32([[1], [2], [3]])),
+    (Case("Sub", 1, (), {"axis": 0, "broadcast": 1, "consumed_inputs": [0, 0]}), (X234, np.float32([1, 2])),
+     X234 - np.float32([1, 2]).reshape(2, 1, 1)),
+    (Case("Mul", 6, (), {"axis": -1, "broadcast": 1}), (X234, np.float32([1, 2, 3, 4])), X234 * np.float32([1, 2, 3, 4])),
+    (Case("Div", 6, (), {"broadcast": 1}), (X234, np.full((3, 4), 2, np.float32)), X234 / 2),
+    (Case("Pow", 1, (), {"axis": 1, "broadcast": 1}), (X234, np.full((3, 4), 2, np.float32)), X234**2),
+    (Case("Less", 1, (), {"axis": 0, "broadcast": 1}), (X234, np.float32([0, 9])), np.float32([0, 9]).reshape(2, 1, 1) > X234),
+    (Case("And", 1, ()), (X234 > 0, X234 < 3), (X234 > 0) & (X234 < 3)),
+    (Case("Exp", 1, (), {"consumed_inputs": [0]}), (X234,), np.exp(X234)),
+    (Case("Gemm", 6, (), {"transB": 1, "broadcast": 1}), (X234[0], X234[1], np.float32([1, 2, 3])),
+     X234[0] @ X234[1].T + np.float32([1, 2, 3])),
+    (Case("Reshape", 1, (), {"shape": [0, -1]}), (X234,), X234.reshape(2, 12)),
+    (Case("Pad", 1, (), {"paddings": [0, 0, 1, 0, 0, 2], "value": 5.0}), (X234,),
+     np.pad(X234, ((0, 0), (0, 0), (1, 2)), constant_values=5)),
+    (Case("Split", 1, (), {"axis": 2}, outputs=2), (X234, np.float32([1, 3])), X234[..., :1]),
+    (Case("Tile", 1, ()), (X234, np.float32([2]), np.float32([1])), np.tile(X234, (1, 2, 1))),
+    (Case("Upsample", 1, (), {"height_scale": 2.0, "width_scale": 3.0}), (X234[None],),
+     X234[None].repeat(2, 2).repeat(3, 3)),
+    (Case("BatchNormalization", 6, (), {"is_test": 1}), (X234, *np.float32([[1] * 3, [2] * 3, [3] * 3, [4] * 3])),
+     (X234 - 3) / np.sqrt(np.float32(4 + 1e-5)) + 2),
+    (Case("MeanVarianceNormalization", 7, (), {"across_channels": 1, "normalize_variance": 0}), (X234[None],),
+     X234[None] - X234.mean()),
+    (Case("MeanVarianceNormalization", 7, (), {}), (X234[None],),
+     (X234 - X234.mean((1, 2), keepdims=True))[None] / X234.std((1, 2), keepdims=True)),
+    (Case("Affine", 6, (), {"alpha": 2.0, "beta": 0.5}), (X234,), X234 * 2 + 0.5),
+    (Case("ScaledTanh", 6, (), {"alpha": 2.0, "beta": 0.5}), (X234,), np.tanh(X234 * 0.5) * 2),
+    (Case("ParametricSoftplus", 6, (), {"alpha": 2.0, "beta": 0.5}), (X234,), np.log1p(np.exp(X234 * 0.5)) * 2),
+    (Case("ImageScaler", 6, (), {"bias": [1.0, 2.0], "scale": 0.5}), (X234[None],), X234[None] * 0.5 + np.float32([[[1]], [[2]]])),
+    (Case("Crop", 6, (), {"border": [1, 0, 2, 1]}), (X234[None],), X234[None][:, :, :2, 1:2]),
+    (Case("Crop", 6, (), {"border": [1, 1, 0, 0], "scale": [2, 2]}), (X234[None],), X234[None][:, :, 1:, 1:3]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "arrays", "want"), OLDER, ids=[f"{c.op}-{c.opset}" for c, _, _ in OLDER])
+def test_versions_before_opset_7(case: Case, arrays: tuple[np.ndarray, ...], want: np.ndarray) -> None:
+    module = OnnxModule(load(_model(case, list(arrays)).SerializeToString()))
+    _agree(to_numpy(module(*arrays)[0]), want.astype(want.dtype if want.dtype == bool else np.float32), 1e-5)
+    assert not module.fallbacks
+
+
+def test_an_axis_before_opset_7_has_to_fit() -> None:
+    model = _model(Case("Add", 6, (), {"axis": 2, "broadcast": 1}), [X234, np.ones((3, 4), np.float32)])
+    with pytest.raises(ModelError, match="does not fit"):
+        OnnxModule(load(model.SerializeToString()))(X234, np.ones((3, 4), np.float32))
 
 
 def test_first_version_of_topk_and_scatter() -> None:

@@ -951,3 +951,19 @@ def test_bad_attributes_are_model_errors(case: Case, text: str) -> None:
     arrays = case.arrays()
     with pytest.raises(ModelError, match=text):
         OnnxModule(load(model_of(case, arrays)))(*(from_any(a) for a in feeds(case, arrays).values()))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("given", [False, True])
+def test_no_steps_leave_the_states_as_they_were(op: str, gates: int, direction: str, given: bool) -> None:
+    d = 2 if direction == "bidirectional" else 1
+    state = f(d, 3, 5)
+    rest = (None, *[state] * (2 if op == "LSTM" else 1)) if given else ()
+    case = rnn(op, gates, steps=0, rest=rest, attrs={"direction": direction})
+    arrays = case.arrays()
+    module = OnnxModule(load(model_of(case, arrays)))
+    y, *states = (to_numpy(v) for v in module(*[from_any(a) for a in feeds(case, arrays).values()]))
+    assert y.shape == (0, d, 3, 5)
+    for got, want in zip(states, arrays[5:] if given else [np.zeros((d, 3, 5), np.float32)] * len(states), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -26,6 +26,7 @@ from tests.padded import (
     AttendingEncoder,
     CausalScores,
     Compared,
+    Frames,
     Hiding,
     LibraryEncoder,
     LookedUp,
@@ -209,6 +210,21 @@ def test_masks_that_a_model_makes_by_itself(made: str, dynamic: bool) -> None:
         assert found.packer(empty) is Padded.EMPTY
     else:
         assert found.packer((torch.zeros(3, 16, dtype=torch.int64),)) is Padded.EMPTY
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("pools", "styled"), [("last", False), ("apart", False), ("apart", True)])
+def test_frames_and_their_numbers(pools: str, styled: bool, dynamic: bool) -> None:
+    """Sizes of real numbers, a `gather` by lengths, and what is the same for all rows of a sequence leave rows packed."""
+    model = Frames(pools, styled=styled)
+    found, plan = packed(model, model.batch, dynamic=dynamic)
+    assert found.packer.maker is not None and found.packer.products == (8 if pools == "last" else 11)
+    for sequences, rows in ((3, 16), (1, 5), (4, 2)) if dynamic else ((3, 16),):
+        for share in (0.05, 0.4, 1.0):
+            assert_right(model, found, plan, model.batch(sequences, rows, share))
+    x, lengths, style = model.batch(3, 16)
+    lengths[1] = 0
+    assert found.packer((x, lengths, style)) is Padded.EMPTY
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
 from hotfuse.base.errors import ModelError
@@ -18,6 +19,9 @@ from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.recording import conv_product, recorded_runs, size_folding
 from hotfuse.frontends.onnx.recording.conv_product import as_product
+from hotfuse.frontends.onnx.recording.written_runs import KnownBehind
+from hotfuse.native.float_layers.layer_code import background_layers, load_layers, supported
+from hotfuse.native.target import host
 from hotfuse.ops.folded_conv import FoldedConv, Window, affine
 
 Array = np.ndarray[Any, Any]
@@ -373,3 +377,64 @@ def test_a_function_of_calls_with_several_results() -> None:
         found = recording([torch.tensor([4.0])])
         assert [v.tolist() for v in found] == [[9.0], [-2.0], [4.0], 2.0]
     assert gone == [True] * 4
+
+
+def _layer(op: str, gates: int, ins: list[str], outs: list[str]) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+    weights = {"w": rows(1, gates * 5, 4, seed=1), "r": rows(1, gates * 5, 5, seed=2)}
+    return [node(op, ["x3", "w", "r", "", "", *ins], outs, hidden_size=5)], {**weights, "first": np.array([0])}
+
+
+@pytest.mark.parametrize("natively", [False, True])
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+def test_reshapes_before_recurrent_layers_take_no_calls(op: str, natively: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native code reads elements in their order, also of what lies otherwise in memory; where it declines, the library is given
+    the shapes that it knows."""
+    native, _ = load_layers(host()) if natively and supported(host()) else (None, None)
+    monkeypatch.setattr(background_layers, "layers", native)
+    states = ["h3", "c3"] if op == "LSTM" else ["h3"]
+    layer, constants = _layer(op, 4 if op == "LSTM" else 3, states, ["y", "last"])
+    views = [node("Transpose", ["x"], ["xt"], perm=[1, 0]), node("Unsqueeze", ["xt", "first"], ["x3"])]
+    views += [node("Unsqueeze", [name[0], "first"], [name]) for name in states]
+    inputs = {"x": (F32, [4, "b"]), **{name[0]: (F32, ["b", 5]) for name in states}}
+    data = model([*views, *layer], inputs, {"y": F32, "last": F32}, constants)
+    calls = [(rows(4, b, seed=b), *[rows(b, 5, seed=b + k) for k in range(len(states))]) for b in (3, 1)]
+    for made in recorded(same(data, *calls)):
+        assert made == ["Transpose", op]
+
+
+def test_a_product_and_its_bias_are_one_call() -> None:
+    """Only where nobody else reads the product, and the row has its width; whatever stands first."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["p"]), node("Add", ["b", "p"], ["q"]), node("MatMul", ["q", "w2"], ["r"]),
+        node("Add", ["r", "one"], ["s"]), node("MatMul", ["s", "w2"], ["t"]), node("Add", ["t", "b"], ["u"]),
+        node("Add", ["t", "u"], ["y"]),
+    ]  # fmt: skip
+    constants = {"w": rows(4, 6, seed=1), "w2": rows(6, 6, seed=2), "b": rows(6, seed=3), "one": rows(1, seed=4)}
+    data = model(nodes, {"x": (F32, ["a", "b", 4])}, {"y": F32}, constants)
+    module = same(data, (rows(2, 3, 4),), (rows(1, 5, 4, seed=5),), (np.zeros((2, 0, 4), np.float32),))
+    assert all(made == ["MatMul", "MatMul", "Add", "MatMul", "Add", "Add"] for made in recorded(module))
+    odd = np.array([[[np.inf, 1, 2, 3], [np.nan, 0, 0, 0]]], np.float32)
+    single = same(model(nodes[:2], {"x": (F32, ["a", "b", 4])}, {"q": F32}, {k: constants[k] for k in "wb"}), (odd,))
+    assert recorded(single) == [["MatMul"]]
+    both = same(model(nodes[:2], {"x": (F32, [2, 4])}, {"q": F32, "p": F32}, {k: constants[k] for k in "wb"}), (rows(2, 4),))
+    assert recorded(both) == [["MatMul", "Add"]]
+
+
+def test_layers_of_which_all_is_known_are_calls_of_torch() -> None:
+    nodes = [
+        node("Gemm", ["x", "w", "b"], ["g"], transB=1), node("LayerNormalization", ["g", "s", "b"], ["n"], epsilon=1e-2),
+        node("Gemm", ["n", "w2", "b2"], ["h"]), node("Softmax", ["h"], ["p"], axis=0),
+        node("LayerNormalization", ["p", "one"], ["m"]), node("Reshape", ["m", "to"], ["i"]),
+        node("GlobalAveragePool", ["i"], ["y"]),
+    ]  # fmt: skip
+    constants = {
+        "w": rows(6, 4, seed=1), "b": rows(6, seed=2), "s": rows(6, seed=3), "w2": rows(6, 8, seed=4), "b2": rows(8, seed=5),
+        "one": rows(1, seed=6), "to": np.array([-1, 2, 2, 2]),
+    }  # fmt: skip
+    module = same(model(nodes, {"x": (F32, ["a", 4])}, {"y": F32}, constants), (rows(3, 4),), (rows(1, 4, seed=7),))
+    for made in kept(module):
+        calls = [c[0] for c in made.calls]
+        direct = [c.call if isinstance(c, KnownBehind) else None for c in calls]
+        assert direct[:4] == [F.linear, torch.layer_norm, F.linear, torch.softmax]
+        assert direct[4] is None, "a scale that is broadcast"
+        assert direct[-1] is torch.mean

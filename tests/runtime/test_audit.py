@@ -223,6 +223,28 @@ def test_a_contest_is_decided_by_the_bets_of_a_race() -> None:
     assert not badly.won and badly.rounds == 2 and not badly.decided, "out at once, and tried again later"
 
 
+def test_rounds_that_were_lost_by_waiting_for_a_core_end_no_contest() -> None:
+    """Beside two busy programs, plans four times as fast were out after two calls that lost their core, for a minute."""
+    for computed, rounds in ((0.0005, 5), (0.011, 2), (None, 2)):
+        serving, other = object(), object()
+        made, held_up = PlanContest(serving, other), 2  # type: ignore[arg-type]
+        for _ in range(40):
+            if made.over.is_set():
+                break
+            before, side = made.rounds, made.turn(KEY)
+            if side == OLD:
+                made.took(KEY, OLD, 0.002, 0.002)
+            else:
+                made.took(KEY, NEW, 0.011 if made.rounds < held_up else 0.0005, computed)
+            assert made.rounds - before in (0, 1)
+        assert trial(made).won is (rounds != 2) and made.rounds >= rounds
+    slow = PlanContest(object(), object())  # type: ignore[arg-type]
+    for _ in range(40):
+        if not slow.over.is_set():
+            slow.took(KEY, side := slow.turn(KEY), 0.002 if side == OLD else 0.02, 0.002)
+    assert not trial(slow).won and trial(slow).decided and slow.rounds == 5, "who waits in every call is slower"
+
+
 def test_who_is_held_up_twice_by_another_program_is_tried_again() -> None:
     """A plan twice as fast whose first two calls lost the core for 10 ms was refused for good."""
     held_up = contest(0.002, 0.011)

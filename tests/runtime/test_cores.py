@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,43 @@ def test_a_bound_thread_does_not_change_what_is_usable() -> None:
     thread.start()
     thread.join()
     assert seen == [before, True, cores.allowed()]
+
+
+def elsewhere(ask: Callable[[], object]) -> object:
+    """What a thread that is not the main one is told."""
+    told: list[object] = []
+    thread = threading.Thread(target=lambda: told.append(ask()))
+    thread.start()
+    thread.join()
+    return told[0]
+
+
+def test_a_main_thread_that_is_bound_for_a_call_does_not_change_what_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO binds whoever calls it to a core meanwhile; threads beside see that."""
+    now, mask = [0.0], [frozenset({0, 1})]
+    monkeypatch.setattr(cores.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cores, "allowed_now", lambda: mask[0])
+    monkeypatch.setattr(cores, "_bound", False)
+    monkeypatch.setattr(cores, "threads_are_bound", lambda: False)
+    monkeypatch.setattr(cores, "_allowed", mask[0])
+    monkeypatch.setattr(cores, "_changed", None)
+    monkeypatch.setattr(cores, "_ask_at", 0.0)
+    for _ in range(4):  # seen by chance, whenever somebody looks
+        mask[0] = frozenset({1})
+        now[0] += cores.AGAIN_S
+        assert elsewhere(cores.allowed) == {0, 1}
+        mask[0] = frozenset({0, 1})
+        now[0] += 0.1
+        assert cores.allowed() == {0, 1}, "the main thread itself says so, however soon"
+    mask[0] = frozenset({1})
+    for _ in range(int(cores.SETTLED_S / cores.AGAIN_S)):
+        now[0] += cores.AGAIN_S
+        assert elsewhere(cores.allowed) == {0, 1}
+    now[0] += cores.AGAIN_S
+    assert elsewhere(cores.allowed) == {1}, "it stays so"
+    mask[0] = frozenset({0})
+    now[0] += cores.AGAIN_S
+    assert cores.allowed() == {0}, "asked by the main thread: its calls have no other cores"
 
 
 @needs_affinity

@@ -113,6 +113,17 @@ class Compares(_Two):
         return self.a(x) + self.b(y) if torch.allclose(x, y, atol=1.0) else self.b(y)
 
 
+class Spares(_Two):
+    """As masks of transformers: what would spare work is asked for where nothing is traced."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            if type(mask) is torch.Tensor and bool((mask == 1).all()):
+                continue
+            x = x * mask
+        return self.a(x) if x.mean() > 0 else self.b(x)
+
+
 class Names(_Two):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         h = self.a(x)
@@ -163,6 +174,7 @@ PROGRAMS: dict[str, tuple[type[_Two], Call, float]] = {
     "maps": (Maps, lambda i: (_x(),), 0.9),
     "chunks": (Chunks, lambda i: (_x(by=0.5 if i % 4 else -0.5),), 0.6),
     "compares": (Compares, _near, 0.6),
+    "spares": (Spares, lambda i: (_x(by=0.5 if i % 3 else -0.5), torch.ones(8, 1) if i % 2 else torch.rand(8, 1).round()), 0.6),
     "names": (Names, lambda i: (_x(by=0.5 if i % 4 else -0.5),), 0.3),
     "writes": (Writes, lambda i: (_x(by=0.5 if i % 4 else -0.5), torch.zeros(D)), 0.4),
 }  # fmt: skip

@@ -66,6 +66,65 @@ class Plain(Mixture):
         return out
 
 
+class Hot(Mixture):
+    """Experts are told by a mask of one-hot numbers, as models of `transformers` were written; `order`: of its axes."""
+
+    def __init__(self, expert: Callable[[], nn.Module], order: tuple[int, int, int] = (2, 1, 0)) -> None:
+        super().__init__(expert)
+        self.order = order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows and choices come in the order of the mask's axes."""
+        w, ids = self.scores(x).softmax(-1).topk(self.choices, -1)
+        out = torch.zeros_like(x)
+        mask = nn.functional.one_hot(ids, num_classes=len(self.experts)).permute(self.order)
+        for e, expert in enumerate(self.experts):
+            at = torch.where(mask[e])
+            rows, k = at if self.order[1] == 0 else at[::-1]
+            out.index_add_(0, rows, expert(x[None, rows].reshape(-1, D)) * w[rows, k, None])
+        return out
+
+
+class Written(Mixture):
+    """Rows are read, added to and written back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As Mistral's own code has it."""
+        w, ids = self.scores(x).softmax(-1).topk(self.choices, -1)
+        out = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            rows, k = torch.where(ids == e)
+            out[rows] += w[rows, k, None] * expert(x[rows])
+        return out
+
+
+class WrittenElsewhere(Mixture):
+    """Rows are read at one place and written at another."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What stands in the next row is added to."""
+        w, ids = self.scores(x).softmax(-1).topk(self.choices, -1)
+        out = x * 0.5
+        for e, expert in enumerate(self.experts):
+            rows, k = torch.where(ids == e)
+            out[rows] = out[(rows + 1) % TOKENS] + w[rows, k, None] * expert(x[rows])
+        return out
+
+
+class HotInOrder(Hot):
+    """What is computed depends on the order in which an expert's rows come."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Sums over an expert's rows so far."""
+        w, ids = self.scores(x).softmax(-1).topk(self.choices, -1)
+        out = torch.zeros_like(x)
+        mask = nn.functional.one_hot(ids, num_classes=len(self.experts)).permute(2, 1, 0)
+        for e, expert in enumerate(self.experts):
+            k, rows = torch.where(mask[e])
+            out.index_add_(0, rows, expert(x[rows]).cumsum(0) * w[rows, k, None])
+        return out
+
+
 class Uneven(Mixture):
     """One turn does something else."""
 
@@ -136,6 +195,7 @@ def agree(fast: Any, model: nn.Module, x: torch.Tensor) -> None:
 @pytest.mark.parametrize(("model", "products"), [
     (lambda: Mixture(linear), 1), (lambda: Mixture(Gated), 3), (lambda: Mixture(linear, 6, 3), 1),
     (lambda: Mixture(linear, 3, 1), 1), (lambda: Plain(linear), 1), (lambda: Plain(Gated, 5, 2), 3),
+    (lambda: Hot(Gated), 3), (lambda: Hot(linear, (2, 0, 1)), 1), (lambda: Written(Gated), 3),
 ])  # fmt: skip
 def test_a_loop_over_experts_is_products_by_expert(
     model: Callable[[], nn.Module], products: int, monkeypatch: pytest.MonkeyPatch
@@ -157,8 +217,27 @@ def test_a_loop_over_experts_is_products_by_expert(
         agree(fast, made, torch.randn(TOKENS, D) * 1e4)
 
 
+@pytest.mark.parametrize("model", [lambda: Mixture(linear), lambda: Plain(linear), lambda: Hot(Gated), lambda: Written(linear)])
+def test_so_it_is_for_any_number_of_tokens(model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_win(monkeypatch)
+    torch.manual_seed(3)
+    made = model().eval()
+    with torch.no_grad(), served(made) as fast:
+        for n in range(16):
+            agree(fast, made, torch.randn(TOKENS + n % 5, D))
+        (entry,) = [e for e in entries(fast) if e.symbols]
+        assert by_expert(fast) and all(packet(n.op) != "aten.where" for n in entry.baseline.graph.nodes)
+        assert entry.plan.tier == 1, entry.refused
+        for n in (2, 3, 7, 64, 200):
+            agree(fast, made, torch.randn(n, D))
+            agree(fast, made, torch.randn(1, D).expand(n, D).contiguous())
+        agree(fast, made, torch.randn(1, D))
+        agree(fast, made, torch.randn(0, D))
+
+
 @pytest.mark.parametrize("model", [
     lambda: Uneven(linear), lambda: Counted(linear), lambda: OverRows(linear), lambda: Mixture(linear, 3, 2, columns=4),
+    lambda: WrittenElsewhere(linear), lambda: HotInOrder(linear),
 ])  # fmt: skip
 def test_what_only_looks_like_one_stays(model: Callable[[], nn.Module]) -> None:
     torch.manual_seed(3)

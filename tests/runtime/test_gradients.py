@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import hotfuse
 from hotfuse import Settings
@@ -534,6 +535,26 @@ def test_a_head_trained_on_a_frozen_encoder() -> None:
         result = check_served(fast, lambda: fast(*args))  # noqa: B023
         head(result["hidden"][0]).sum().backward()
     assert head.weight.grad is not None
+
+
+@pytest.mark.usefixtures("policy")
+@pytest.mark.parametrize("serving", ["from the first call", "in plans"])
+def test_checkpoints_without_reentry_count_what_one_code_saves(serving: str) -> None:
+    """What is saved in the call and in its repetition has to match, so neither is a plan's alone."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    fast = hotfuse.jit(model, settings=Settings(capture="inline"))
+    if serving == "in plans":
+        for _ in range(40):
+            fast(torch.randn(4, 8, requires_grad=True))
+        assert fast.stats()["graph_calls"] > 20
+    for _ in range(6):
+        x = torch.randn(4, 8, requires_grad=True)
+        checkpoint(fast, x, use_reentrant=False).square().sum().backward()
+        given = x.grad
+        (want,) = torch.autograd.grad(model(x).square().sum(), x)
+        torch.testing.assert_close(given, want)
+    if serving == "in plans":
+        assert "saved tensors have hooks" in str(fast.stats()["gradients"])
 
 
 def test_inputs_of_inference_mode_are_answered_as_in_eager() -> None:

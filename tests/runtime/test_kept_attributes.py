@@ -65,6 +65,33 @@ class Averages(nn.Module):
         return y - self.average
 
 
+class Notes(nn.Module):
+    """A buffer that is bound anew, and that no result shows: torch's export tells of that in the outermost module only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = x.mean(0)
+        return self.inner(x)
+
+
+class Streams(nn.Module):
+    """What the last block of samples ended with is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv1d(1, 2, 3)
+        self.register_buffer("state", torch.zeros(1, 1, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([self.state, x.view(1, 1, -1)], -1)
+        self.state = x[..., -2:].clone()
+        return self.inner(x)
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +124,7 @@ def pair(make: Callable[[], nn.Module]) -> tuple[Any, Any]:
     return model, copy.deepcopy(model)
 
 
-@pytest.mark.parametrize("make", [Recurs, Pair, Averages, Shows])
+@pytest.mark.parametrize("make", [Recurs, Pair, Averages, Notes, Streams, Shows])
 def test_calls_leave_what_eager_leaves(make: Callable[[], nn.Module]) -> None:
     model, eager = pair(make)
     with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:

@@ -17,12 +17,14 @@ import hotfuse.runtime.tierup.padding as padding_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.runtime.samples import CallSamples
+from hotfuse.runtime.serve.packing import PackedRun
 from hotfuse.runtime.tierup import proposals
 from hotfuse.runtime.tierup.alongside import JobAlongside
-from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddingLayer
+from hotfuse.runtime.tierup.layers.compose import composer_of
+from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddedTraffic, PaddingLayer, padded_traffic
 from hotfuse.runtime.tierup.tier2 import PACKED, PACKED_BY_LIBRARY, PADDED_CALLS
 from hotfuse.specialize.table import PADDING, AttemptKey
-from tests.padded import Compared, MaskedInside, PaddedEncoder, batch
+from tests.padded import TOKENS, Compared, LookedUp, MaskedInside, PaddedEncoder, batch
 from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -267,6 +269,28 @@ def test_live_rows_are_served_by_library_kernels_while_others_are_made() -> None
     assert fast.wait(120)
     serve(fast, model, 4, (MIN_SEQUENCES, 16))
     assert isinstance(entry_layers(fast)[0], PaddingLayer)
+    fast.close()
+
+
+@pytest.mark.parametrize("large", [1e4, torch.nan])
+def test_weights_that_are_written_while_a_plan_is_made_are_looked_at_again(large: float) -> None:
+    """A row of a table that a mask of -10,000 does not hide, or that is not finite: padding may hold its index."""
+    model = LookedUp(-1e4 if large == 1e4 else -1e9).eval()
+    calls = [(ids.clamp(max=TOKENS - 2), mask == 0) for ids, mask in (batch(3, 16) for _ in range(4))]
+    fast: Any = hotfuse.jit(model, settings=INLINE.with_(tiers=1))
+    for call in calls * 3:
+        fast(*call)
+    entry = entry_of(fast)
+    graph, composer = entry.baseline.graph, composer_of(fast._engine._improver._context, entry)
+
+    def built(found: PaddedTraffic) -> bool:
+        layer = PaddingLayer(ignore=False, compiled=False, by_library=True, known=[found])
+        return isinstance(layer.build(graph, calls, (), composer).run, PackedRun)
+
+    found = padded_traffic(graph, entry.weights, calls, ignore_outputs=False)
+    assert built(found)
+    model.tokens.weight[TOKENS - 1] *= large
+    assert not built(found), "what was found of other weights holds no more"
     fast.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,6 +201,53 @@ def test_misses_that_find_the_plan_there_was_out_of_the_caches_count(parts: Part
         assert torch.equal(run(x, y)[0], x * 2 + y)
         spent += parts.now - before
     assert run.hits and spent < 1.05 * 2.0 * 4000, (spent, run.counters())
+
+
+def test_looking_counts_where_it_finds_nothing(monkeypatch: pytest.MonkeyPatch, parts: Parts) -> None:
+    """Hits save less than calls between them lose by a look."""
+    run, y, same, spent, look = parts.run, torch.randn(6), torch.full((6,), -1.0), 0.0, kept_results.contents
+    parts.takes["rest"] = 2.0
+
+    def slowly(tensors: Sequence[torch.Tensor]) -> kept_results.Contents:
+        parts.now += 0.7
+        return look(tensors)
+
+    monkeypatch.setattr(kept_results, "contents", slowly)
+    for n in range(4000):
+        before = parts.now
+        x = torch.full((6,), float(n)) if n % 2 else same
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+        spent += parts.now - before
+    assert run.hits and spent < 1.05 * 3.0 * 4000, (spent, run.counters())
+
+
+def test_a_new_beginning_computes_little_in_vain(parts: Parts) -> None:
+    """Calls that find something lose by it, so keeping ends again and again; what came twice brings one new try, not three."""
+    run, y, same = parts.run, torch.randn(6), torch.full((6,), -1.0)
+    parts.takes["rest"] = 3.1
+    for n in range(6000):
+        x = torch.full((6,), float(n)) if n % 2 else same
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+    assert run.begun_again > 3 and run.misses <= kept_results.IN_VAIN + 1 + 2 * run.begun_again, run.counters()
+    for n in range(6000, 12000):  # each comes ten times
+        x = torch.full((6,), float(n // 10))
+        parts.takes["rest"], before = 1.0, parts.made.count("rest")
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+        assert n < 11000 or parts.made.count("rest") == before + 1, "kept when they first come, as such contents do come again"
+
+
+def test_contents_that_differ_are_told_by_a_few_bytes(monkeypatch: pytest.MonkeyPatch, parts: Parts) -> None:
+    run, y, compared, compare = parts.run, torch.randn(100), list[int](), kept_results._memcmp
+    monkeypatch.setattr(kept_results, "_memcmp", lambda a, b, n: compared.append(n) or compare(a, b, n))
+    same = torch.full((100,), -1.0)
+    for n in range(400):
+        x = torch.full((100,), float(n)) if n % 2 else same
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+    assert run.hits > 150 and len(compared) <= run.hits + 4, (len(compared), run.counters())
+    for at in (0, 50, 99):  # what few bytes do not show
+        x = same.clone()
+        x[at] = 7.0
+        assert torch.equal(run(x, y)[0], x * 2 + y) and torch.equal(run(same, y)[0], same * 2 + y)
 
 
 def test_a_call_that_is_timed_while_another_thread_gives_up_is_answered(parts: Parts) -> None:

@@ -17,12 +17,12 @@ from hotfuse.base.known_structure import MAX_KNOWN
 from hotfuse.base.structure import Spec
 from hotfuse.runtime import engine, plans
 from hotfuse.runtime.admission import GraphAdmission
-from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.capturing import MAX_RAISED, Capturer
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import MAX_AWAITED_S
 from hotfuse.runtime.rests import CALLS_PER_REST, MAX_REST, Rests
 from hotfuse.runtime.samples import CallSamples
-from hotfuse.runtime.site import MISSED_CALLS
+from hotfuse.runtime.site import LOOKS_IN_VAIN, MISSED_CALLS
 from hotfuse.runtime.tierup.contest import PlanContest
 
 INLINE = Settings(capture="inline", profiles=":memory:", tiers=0, watch=False)
@@ -297,3 +297,44 @@ def test_rests_are_bounded() -> None:
     for i in range(2000):
         rests.without_site((1, f"name{i}"))
     assert len(rests._without_site) <= 256
+
+
+class Refuses(nn.Module):
+    """Some programs try what a model takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            raise ValueError(f"{x.shape[0]} rows")
+        return self.inner(x)
+
+
+def test_calls_that_no_plan_is_for_are_looked_at_ever_more_rarely_beside_calls_in_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, large = Refuses().eval(), torch.randn(2, 4), torch.randn(3, 4)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        looks = counted(monkeypatch, Capturer, "_wanted")
+        for _ in range(800):
+            torch.testing.assert_close(fast(x), model(x))
+            with pytest.raises(ValueError, match="3 rows"):
+                fast(large)
+        assert LOOKS_IN_VAIN < looks[0] < 300 and fast.stats()["graph_calls"] > 700 and fast.stats()["calls"] == 1600
+        (site,) = fast._engine.sites.values()
+        before = fast.stats()["captures"]
+        wide = torch.randn(1, 4, dtype=torch.float64)
+        model.double()
+        for _ in range(4 * MISSED_CALLS):  # another kind of calls is captured some calls later
+            torch.testing.assert_close(fast(wide), model(wide))
+        assert fast.stats()["captures"] > before and site.in_vain < LOOKS_IN_VAIN
+
+
+def test_a_site_where_every_call_raises_rests() -> None:
+    with torch.no_grad(), hotfuse.jit(Refuses().eval(), settings=INLINE) as fast:
+        large = torch.randn(3, 4)
+        for _ in range(4 * MAX_RAISED):
+            with pytest.raises(ValueError, match="3 rows"):
+                fast(large)
+        (site,) = fast._engine.sites.values()
+        assert site.resting > 0 or fast._engine.everyone.outside > 0

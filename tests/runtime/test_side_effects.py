@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import io
 import logging
@@ -130,6 +131,40 @@ def test_what_callbacks_close_over_counts_as_state() -> None:
     model = Effect(lambda _m, x: kept.append(float(len(x))))
     with torch.no_grad(), served(model, torch.randn(3, 8)) as fast:
         assert refused(fast) and fast.stats()["graph_calls"] == 0
+
+
+class GivesMemory(nn.Module):
+    """`t.data = ...`, as averages of weights are written: a trace shows no write."""
+
+    def __init__(self, gives: str) -> None:
+        super().__init__()
+        self.linear, self.gives = nn.Linear(8, 8), gives
+        self.register_buffer("last", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.gives == "a buffer":
+            self.last.data = x.sum(0)
+        elif self.gives == "an argument":
+            x.data = x.data * 2
+        y = self.linear(x)
+        if self.gives == "a value":
+            y.data = y.data * 2
+        return y
+
+
+@pytest.mark.parametrize("gives", ["a buffer", "an argument", "a value"])
+def test_memory_that_a_tensor_is_given_is_given_by_every_call(gives: str) -> None:
+    model = GivesMemory(gives).eval()
+    eager = copy.deepcopy(model)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(CALLS):
+            x = torch.randn(3, 8)
+            twin = x.clone()
+            torch.testing.assert_close(fast(x), eager(twin))
+            torch.testing.assert_close(x, twin)
+            torch.testing.assert_close(model.last, eager.last)
+            assert fast.wait(60)
+        assert refused(fast)
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

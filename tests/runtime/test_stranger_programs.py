@@ -251,3 +251,35 @@ def test_integers_divided_by_zero_raise_in_kernels_too(
             fast(x, y)
         y[2, 3] = 1
         assert torch.equal(fast(x, y), model(x, y))
+
+
+class AsksForGradients(Inner):
+    """What it gives, or is given, is to have gradients: potentials, of which forces are wanted."""
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.of == "an argument":
+            x.requires_grad_()
+        y = self.inner(x)
+        if self.of == "a leaf":
+            y = y.detach().requires_grad_()
+        return y.requires_grad_() if self.of == "a result" else y
+
+
+@pytest.mark.parametrize("of", ["an argument", "a result", "a leaf"])
+@pytest.mark.parametrize("enabled_first", [False, True])
+def test_what_a_model_has_require_gradients_does(of: str, *, enabled_first: bool) -> None:
+    model = AsksForGradients(of).eval()
+    with hotfuse.jit(model, settings=INLINE) as fast:
+        for k in range(16):
+            x = torch.randn(3, 8)
+            twin = x.clone()
+            with torch.set_grad_enabled(enabled_first and k < 8):
+                got, want = fast(x), model(twin)
+            assert flags((got, x)) == flags((want, twin))
+            assert got.is_leaf is want.is_leaf
+            torch.testing.assert_close(got, want)
+            assert fast.wait(60)

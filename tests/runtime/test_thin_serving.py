@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from hotfuse import jit, torch_backend
+from hotfuse import jit
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import counts_in, take_call
 from hotfuse.native.call_context import usual
 from hotfuse.runtime import call_learner, call_looks
+from hotfuse.runtime import engine as engines
+from hotfuse.runtime.call_gaps import IN_A_ROW, CallGaps
 from hotfuse.runtime.capturing import RESTING_CALLS
 from hotfuse.runtime.path_cost import path_seconds
+from hotfuse.runtime.rests import Never
 from hotfuse.runtime.serve.answering import turn_of
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.own_code import compare, decided
@@ -114,7 +118,7 @@ def test_what_is_best_of_one_instance_says_nothing_of_another(graphs: list[Compi
             for engine in graph.engines:
                 for site in engine.sites.values():
                     site.resting = 3
-            assert isinstance(graph._resting, torch_backend.Never)
+            assert isinstance(graph._resting, Never)
         for model in models:
             torch.testing.assert_close(fast(model, x), torch.relu(model(x)))
     assert shared and not any(g.own_calls for g in shared)
@@ -164,6 +168,67 @@ def test_state_serves_itself_while_the_own_code_is_best(monkeypatch: pytest.Monk
         for _ in range(3):
             fast(torch.randn(1, 8))
     assert sum("met" not in more for more in entered) == 1 and model.n == 15 and fast.stats()["calls"] == 15
+
+
+def test_resting_calls_do_not_come_to_the_engine() -> None:
+    model, x = nn.Linear(8, 8).eval(), torch.randn(2, 8)
+    fast = jit(model, settings=OFF)
+    serving = fast._serving
+    assert isinstance(serving.rest, Never)
+    with torch.no_grad():
+        fast(x)
+        (site,) = fast._engine.sites.values()
+        assert serving.rest is site
+        site.resting = 3
+        for _ in range(4):
+            torch.testing.assert_close(fast(x), model(x))
+        assert fast._engine.everyone.outside == 3 and site.resting == 0 and fast.stats()["calls"] == 5
+        compiled = torch.compile(lambda t: fast(t) + 1, backend="eager", fullgraph=True)
+        for left in (5, 4, 0):
+            site.resting = left
+            torch.testing.assert_close(compiled(x), model(x) + 1)
+            assert site.resting == left  # nothing of a trace rests on it
+        serving._serve_by(serving._observed)
+        assert isinstance(serving.rest, Never)  # it has to see every call
+        serving._serve_by(serving._plain.serve)
+        assert serving.rest is site
+        fast(input=x)
+        assert len(fast._engine.sites) == 2 and isinstance(serving.rest, Never)  # one's rest would hide the other
+
+
+def test_finding_a_plan_in_cold_caches_counts_where_calls_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rare in (True, False):
+        asked = [0.0]
+
+        def cold(asked: list[float] = asked, rare: bool = rare) -> int:
+            if rare and time.perf_counter() - asked[0] > 1e-3:  # in a loop everything is warm
+                time.sleep(5e-3)
+            asked[0] = time.perf_counter()
+            return usual(gradients=False)
+
+        monkeypatch.setattr(engines, "_around", cold)
+        with Live(own_s=1e-3, settings=SETTINGS.with_(tiers=0)) as live, torch.no_grad():
+            live.calls_until(lambda: live.captured)
+            for _ in range(400):
+                time.sleep(3e-3 if rare else 0)
+                live.call()
+                if live.entry.own_ratio is not None:
+                    break
+            assert live.entry.own_ratio is not None and live.entry.own is rare
+
+
+def test_calls_are_rare_or_frequent_when_looks_in_a_row_agree() -> None:
+    gaps = CallGaps()
+    gaps.note(4.0, 2000)
+    assert gaps.rare
+    for _ in range(2):
+        for _ in range(IN_A_ROW - 1):
+            gaps.note(1e-5, 1)
+        gaps.note(1.0, 10)
+    assert gaps.rare and not gaps.changes
+    for _ in range(IN_A_ROW):
+        gaps.note(1e-5, 1)
+    assert not gaps.rare and gaps.changes == 1
 
 
 def test_what_serving_takes_is_measured_and_counts_nothing() -> None:

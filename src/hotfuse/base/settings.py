@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from hotfuse.base.errors import InputError
 
@@ -26,8 +27,8 @@ Devices = Literal["same", "auto"]
 
 BF16_RTOL = 2e-2
 """What products of operands rounded to 8 significant bits may be off by, relative to the largest magnitude."""
-
-
+NO_HOME = Path("/nonexistent")
+"""What Debian calls the home of users that have none: nobody makes it."""
 INEXACT: Mapping[str, str] = {"precision": "bf16", "padding": "ignore"}
 """Choices that allow transformations which are not equal in real arithmetic; no default is among them."""
 
@@ -153,12 +154,23 @@ class Settings:
     """Decisions remembered per model; older ones are forgotten first."""
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            _check(f.name, getattr(self, f.name), f.default)
         given = cast("object", self.cache_dir)
         if isinstance(given, Path):
             return
         if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
             raise InputError(f"cache_dir={given!r} is no path", because=f"it is a {type(given).__name__}", hint="a str or a Path")
         object.__setattr__(self, "cache_dir", Path(path))
+
+    @property
+    def folder(self) -> Path:
+        """The cache folder, under the user's home where it begins with `~`. A user that has none (a number of its own in a
+        container, and no HOME) keeps nothing, and is told so."""
+        try:
+            return self.cache_dir.expanduser()
+        except RuntimeError:
+            return NO_HOME.joinpath(*self.cache_dir.parts[1:])
 
     @property
     def exact(self) -> bool:
@@ -183,6 +195,24 @@ class Settings:
                 f"unknown setting {unknown[0]!r}", hint="one of " + ", ".join(sorted(known))
             )
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "objective": get_args(Objective), "precision": get_args(Precision), "padding": get_args(Padding), "devices": get_args(Devices),
+    "capture": get_args(CaptureMode), "workers": get_args(Workers), "weights": get_args(Weights), "caches": get_args(Caches),
+}  # fmt: skip
+
+
+def _check(name: str, given: object, default: object) -> None:
+    """Refuse what cannot be meant where it is said: a word that nobody compares with would choose the last alternative silently."""
+    if (choices := _CHOICES.get(name)) is not None:
+        if given not in choices:
+            raise InputError(f"{name}={given!r} is not among the choices", hint="one of " + ", ".join(choices))
+        return
+    if given is None and default is None:
+        return
+    if (isinstance(default, bool | int | float) or name == "threads") and not isinstance(given, Real):
+        raise InputError(f"{name}={given!r} is no number", because=f"it is a {type(given).__name__}")
 
 
 _ENV = {

@@ -25,10 +25,10 @@ def _own(path: str) -> threading.Lock:
 
 
 @contextlib.contextmanager
-def flight(path: Path, patience_s: float, stop: Callable[[], bool] = lambda: False) -> Generator[bool]:
+def flight(path: Path, patience_s: float, stop: Callable[[], bool] = lambda: False, mode: int = 0o600) -> Generator[bool]:
     """While it is open, nobody else makes what the lock is for; False where that could not be had in time, or at all.
 
-    `stop` is asked while another process is waited for: whether nobody wants the thing any more.
+    `stop` is asked while another process is waited for: whether nobody wants the thing any more. `mode`: who may hold it.
     """
     until = time.monotonic() + patience_s
     own = _own(str(path))
@@ -42,7 +42,7 @@ def flight(path: Path, patience_s: float, stop: Callable[[], bool] = lambda: Fal
             import fcntl
 
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = _opened(path, mode)
         except (OSError, ImportError):  # a folder that cannot be written: nobody can be kept from making the same
             yield False
             return
@@ -60,6 +60,19 @@ def flight(path: Path, patience_s: float, stop: Callable[[], bool] = lambda: Fal
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         yield True
+
+
+def _opened(path: Path, mode: int) -> int:
+    """The file, made where there is none. One that another user made is not opened to be made: many systems refuse that in a
+    directory that everybody may write."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if mode != 0o600:
+        with contextlib.suppress(OSError):  # somebody else made it just now
+            os.fchmod(file, mode)
+    return file
 
 
 def _after_fork() -> None:

@@ -5,6 +5,9 @@
     <root>/locks/ab12…   held while somebody makes it
     <root>/.new-…        one that is being written: it gets its name when it is whole
 
+A folder that others may write too is made so by whoever shares it (`chmod 1777`, or a group's); what is made in it is then open to
+them. Any other is its owner's alone.
+
 A hit renews an entry's time, so the least recently used leaves first. What the directory has not, its layers may have: bundles that
 were made ahead, and a store that machines share, whose entries are kept here then. Whatever goes wrong with the files is counted
 and told, and costs a compile, never an answer.
@@ -17,6 +20,7 @@ import errno
 import functools
 import itertools
 import os
+import stat
 import threading
 import time
 from collections import Counter, deque
@@ -45,6 +49,10 @@ CHECK_EVERY = 16
 """Entries written between two looks at how large the folder is."""
 STALE_S = 3600.0
 """Unfinished files and locks older than this belong to nobody."""
+UNUSED_S = 2 * RENEW_S
+"""Entries that nobody used for so long leave a full disk to new ones; times of those in use are at most `RENEW_S` old."""
+ROOM = 8 << 20
+"""Bytes that leave a full disk at once: the folder is not looked through for every entry."""
 RETRY_S = 60.0
 """After a failed write nothing is written for so long: a disk that was full is used again, a read-only one is left alone."""
 COUNTED = ("hits", "from_bundles", "from_shared", "misses", "refused", "unreadable", "written", "not_written", "waited",
@@ -135,7 +143,8 @@ class Folder:
 
     def again(self, address: Address) -> Message | None:
         """Like `get`, after a miss that was already counted."""
-        found = self._read(address.name) if self.root is not None and any(p.exists() for p in self._paths(address.name)) else None
+        there = self.root is not None and any(os.path.exists(p) for p in self._paths(address.name))
+        found = self._read(address.name) if there else None
         self._note("made_by_others", found is not None)
         return found
 
@@ -253,19 +262,15 @@ class Folder:
         if self.root is None or self._rests() or len(data) > min(MAX_ENTRY, self.limit):
             self._note("not_written")
             return False
-        own, path = self._paths(name)
-        if name in self._foreign or own.exists():
-            path = own
-        new = self.root / f".new-{os.getpid()}-{threading.get_ident()}-{next(self._written)}"
+        own, anybodys = self._paths(name)
+        paths = (own,) if name in self._foreign or os.path.exists(own) else (anybodys, own)
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                    file.write(data)
-                new.replace(path)
-            finally:
-                with contextlib.suppress(OSError):
-                    new.unlink(missing_ok=True)
+                self._placed(paths, data)
+            except OSError as e:
+                if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._make_room(len(data)):
+                    raise
+                self._placed(paths, data)
         except OSError as e:
             self.trouble, self._resumes = f"entries cannot be written: {e.strerror}", time.monotonic() + RETRY_S
             self._note("not_written")
@@ -277,6 +282,45 @@ class Folder:
         self._note("bytes_written", len(data))
         return True
 
+    def _placed(self, paths: Sequence[Path], data: bytes) -> None:
+        """Write a file under the first of some names that may be had: one that another user made may not be replaced."""
+        assert self.root is not None
+        new = self.root / f".new-{os.getpid()}-{threading.get_ident()}-{next(self._written)}"
+        mode = 0o600 | self._open_to(paths[0].parent) << 1  # who may write the folder may read its entries
+        try:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(data)
+            if mode != 0o600:
+                new.chmod(mode)
+            try:
+                new.replace(paths[0])
+            except PermissionError:
+                if len(paths) == 1:
+                    raise
+                new.replace(paths[1])
+        finally:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+
+    def _open_to(self, directory: Path) -> int:
+        """Make a directory of the folder where there is none: open to those whom the folder is open to, else to its owner. Who
+        they are, as the bits of a mode that let them write."""
+        assert self.root is not None
+        self.root.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: sharing it is decided by a person
+        whole = stat.S_IMODE(self.root.stat().st_mode)
+        others = whole & (stat.S_IWGRP | stat.S_IWOTH)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if others:
+            about = directory.stat()
+            if about.st_uid == os.geteuid() and stat.S_IMODE(about.st_mode) != whole:
+                directory.chmod(whole)
+        return others
+
+    def _make_room(self, size: int) -> bool:
+        """On a full disk, let entries leave that nobody used for long; whether there is room for so many bytes then."""
+        wanted = max(ROOM, 2 * size)
+        return self._evict([h for h in self.entries() if not is_recent(h.used, UNUSED_S)], lambda _, gone: gone >= wanted) > size
+
     def _rests(self) -> bool:
         """Whether nothing is written so shortly behind a write that failed."""
         return bool(self.trouble) and time.monotonic() < self._resumes
@@ -287,8 +331,10 @@ class Folder:
         if self.root is None or self._rests():
             yield False
             return
-        begin = time.monotonic()
-        with flight(self.root / LOCKS / address.name, patience_s, stop) as alone:
+        begin, lock, others = time.monotonic(), self.root / LOCKS / address.name, 0
+        with contextlib.suppress(OSError):  # then nobody can be kept from making it, either
+            others = self._open_to(lock.parent)
+        with flight(lock, patience_s, stop, 0o600 | others | others << 1) as alone:
             if time.monotonic() - begin > 0.1:
                 self._note("waited")
             yield alone
@@ -316,16 +362,21 @@ class Folder:
                     path.unlink()
         held = self.entries()
         total = sum(h.bytes for h in held)
-        if total <= limit:
-            return 0
-        gone = 0
+        return 0 if total <= limit else self._evict(held, lambda kept, gone: total - kept - gone <= limit * LOW)
+
+    def _evict(self, held: Sequence[CachedFile], enough: Callable[[int, int], bool]) -> int:
+        """Let entries leave in turn until it is `enough`, told the bytes of those that others keep and of those that left."""
+        gone = kept = 0
         for h in held:
-            if total - gone <= limit * LOW:
+            if enough(kept, gone):
                 break
-            with contextlib.suppress(OSError):
+            try:
                 self._path(h.file).unlink()
-                gone += h.bytes
-                self._note("evicted")
+            except OSError:  # another user's: what they keep is bounded by what they do
+                kept += h.bytes
+                continue
+            gone += h.bytes
+            self._note("evicted")
         self._note("bytes_evicted", gone)
         return gone
 

@@ -204,7 +204,7 @@ def _read(path: Path, forbidden: int, because: str, hint: str) -> tuple[str, str
     if hasattr(os, "getuid") and about.st_uid not in (os.getuid(), 0):
         raise InputError(f"the key {path} is not trusted", because=f"it belongs to user {about.st_uid}")
     if about.st_mode & forbidden:
-        raise InputError(f"the key {path} is not trusted", because=because, hint=hint)
+        raise InputError(f"the key {path} is not trusted", because=because, hint=f"{hint} {path}")
     kind, _, digits = text.decode("ascii", errors="replace").strip().rpartition(" ")
     return kind, digits
 

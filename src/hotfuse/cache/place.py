@@ -59,7 +59,7 @@ def root_of(settings: Settings) -> Path | None:
     """The directory that the settings name; None where nothing is kept."""
     if settings.cache == OFF or (settings.cache is None and settings.profiles == IN_MEMORY):
         return None
-    return Path(settings.cache).expanduser() if settings.cache else settings.cache_dir.expanduser() / NAME
+    return Path(settings.cache).expanduser() if settings.cache else settings.folder / NAME
 
 
 def where(settings: Settings) -> CachePlace | None:
@@ -73,7 +73,7 @@ def where(settings: Settings) -> CachePlace | None:
 
 def _place(root: Path | None, settings: Settings) -> CachePlace:
     return CachePlace(
-        None if root is None else str(root), str(settings.cache_dir.expanduser()), settings.cache_key, settings.cache_bytes,
+        None if root is None else str(root), str(settings.folder), settings.cache_key, settings.cache_bytes,
         settings.trusted_keys, settings.artifacts, settings.cache_shared,
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def _opened(place: CachePlace) -> Folder | str:
             try:
                 _folders[place] = _made(place)
             except InputError as e:
-                _folders[place] = f"{e.what}: {e.because}"
+                _folders[place] = f"{e.what}: {e.because}" + (f" ({e.hint})" if e.hint else "")
             except OSError as e:
                 _folders[place] = f"no key could be made: {e.strerror}"
         return _folders[place]

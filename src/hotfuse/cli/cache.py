@@ -115,7 +115,7 @@ def keys(
         places.append(("made", wanted, make_key if make is not None else make_pair))
     else:
         places += [("shared", Path(settings.cache_key).expanduser(), read_key)] if settings.cache_key else []
-        own = settings.cache_dir.expanduser() / USER_KEY
+        own = settings.folder / USER_KEY
         places += [("own", own, read_key)] if own.exists() else []
         places += [("trusted", path, read_public) for path in public_files(settings.trusted_keys)]
     found = [{"kind": kind, "name": read(path).name, "path": str(path)} for kind, path, read in places]

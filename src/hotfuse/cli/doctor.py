@@ -146,7 +146,7 @@ def check_threads(top: Topology) -> Check:
 
 def check_cache(settings: Settings) -> Check:
     """Whether the cache folder can be made and written."""
-    folder = settings.cache_dir.expanduser()
+    folder = settings.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):

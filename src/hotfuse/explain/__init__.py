@@ -120,6 +120,7 @@ def explain_engine(
             "workers": {k: v for k, v in counters().items() if k in WORKERS},
             "background": {k: v for k, v in counters().items() if k in BACKGROUND},
             "spared_a_core": engine.log.counts.get("calls_that_spared_a_core", 0),
+            "on_one_thread": engine.teams.on_one_thread,
             "concurrency": engine.concurrency.to_dict(),
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],

@@ -39,6 +39,8 @@ def lines(data: dict[str, Any]) -> list[str]:
     out += _background(data.get("background", {}))
     if spared := data.get("spared_a_core"):
         out.append(f"{spared} calls left one core of their team's to background work")
+    if crowded := data.get("on_one_thread"):
+        out.append(f"{crowded} calls of library kernels had one thread: other programs or workers have cores of their team")
     out += _concurrency(data.get("concurrency", {}))
     out += [f"background work of the process failed {n} times: {what}" for what, n in data.get("background_faults", {}).items()]
     out.append("decisions:")

@@ -38,7 +38,18 @@ class Storage:
     owner: str = ""
     """Non-empty for memory of the caller, which must not be written."""
     unsure: list[Storage] = field(default_factory=list["Storage"])
-    """Storages that may or may not be the same memory: none of them can be written."""
+    """Storages that may or may not be the same memory: none of them can be written while another one is read later."""
+
+    def perhaps_the_same(self) -> list[Storage]:
+        """All of those, and of theirs."""
+        found: list[Storage] = [self]
+        left = list(self.unsure)
+        while left:
+            storage = left.pop()
+            if all(storage is not f for f in found):
+                found.append(storage)
+                left += storage.unsure
+        return found[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +87,18 @@ def read(cell: Cell, emit: Emit) -> Value:
     return cell.value
 
 
-def write(cell: Cell, new: Value, emit: Emit, where: str) -> None:
-    """Make `new` the contents of the cell, and so of every cell on the same storage."""
+def write(cell: Cell, new: Value, emit: Emit, where: str, is_dead: Callable[[Storage], bool]) -> None:
+    """Make `new` the contents of the cell, and so of every cell on the same storage.
+
+    `is_dead`: nobody reads a storage from here on, so that it does not matter whether it changes, too.
+    """
     storage = cell.storage
     if storage.owner:
         raise CaptureError(
             f"the model changes {storage.owner} in place", where=where, why=Why.STATEFUL,
             because="a captured graph has no side effects", hint="write to a copy, and return what changed",
         )
-    if storage.unsure:
+    if not all(map(is_dead, storage.perhaps_the_same())):
         raise CaptureError(
             "an in-place op writes memory that may be shared through a reshape or a conversion", where=where,
             hint="use the out-of-place form of this op",

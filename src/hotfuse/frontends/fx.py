@@ -297,8 +297,18 @@ class _Converter:
             raise CaptureError(f"{op} resizes the tensor that it writes", where=where, hint="give it one of the result's shape")
         if self.fakes[after.name].dtype != self.fakes[before.name].dtype:
             after = self._emit(torch.ops.aten.to.dtype, after, dtype_of(self.fakes[before.name].dtype))
-        functional.write(cell, after, self._emit, where)
+        functional.write(cell, after, self._emit, where, lambda storage: self._is_dead(storage, node))
         return cell
+
+    def _is_dead(self, storage: Storage, at: fx.Node) -> bool:
+        """Whether memory that the graph made is read by no node behind this one, whatever it is called by."""
+        if storage.owner or any(storage is s for s in self._given):
+            return False
+        names = (
+            node for node, cells in self.env.items()
+            if any(isinstance(c, Cell) and c.storage is storage for c in (cells if isinstance(cells, list) else [cells]))
+        )  # fmt: skip
+        return all(n.graph is at.graph and not any(user is not at and user > at for user in n.users) for n in names)
 
     def _training_batch_norm(self, node: fx.Node) -> Cell:
         """A batch norm that writes its running statistics, which only their owner may have written for him."""
@@ -306,7 +316,7 @@ class _Converter:
         pure = torch.ops.aten._native_batch_norm_legit_functional.default
         outs = self._emit(pure, x, weight, bias, mean, var, training, momentum, eps)
         for cell, after in zip(node.args[3:5], outs[3:], strict=True):
-            functional.write(self.env[cell], after, self._emit, str(self.loc))  # type: ignore[index]
+            functional.write(self.env[cell], after, self._emit, str(self.loc), lambda s: self._is_dead(s, node))  # type: ignore[index]
         return self._own(outs[0], "")
 
     def _view_in_place(self, node: fx.Node, op: Any, args: tuple[Arg, ...], attrs: tuple[tuple[str, Arg], ...]) -> Cell:

@@ -15,7 +15,7 @@ TORCH = os.path.dirname(torch.__file__)
 _LAYERS = os.path.join(TORCH, "nn")
 OURS = os.path.dirname(os.path.dirname(__file__))
 _STANDARD = sysconfig.get_paths()["stdlib"]
-_WATCHERS = frozenset({"model_frames.py", "side_effects.py", "process_effects.py"})
+_WATCHERS = frozenset({"messages.py", "model_frames.py", "plain_numbers.py", "side_effects.py", "process_effects.py"})
 _HERE = os.path.dirname(__file__)
 
 

@@ -123,6 +123,16 @@ def process_effects(note: Note) -> Generator[None]:
         _tracing.note = before
 
 
+@contextmanager
+def unwatched() -> Generator[None]:
+    """For what is done here, and not by the model, while its code runs."""
+    before, _tracing.note = _tracing.note, None
+    try:
+        yield
+    finally:
+        _tracing.note = before
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a function stands in for another one, and what asking it means."""

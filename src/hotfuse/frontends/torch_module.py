@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import traceback
 import types
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.structure import Spec, StructureBuilder
+from hotfuse.frontends.as_in_eager.extremes import extremes_as_in_eager
 from hotfuse.frontends.as_in_eager.fused_layers import with_eagers_masks
 from hotfuse.frontends.as_in_eager.idle_conversions import without_idle_conversions
 from hotfuse.frontends.as_in_eager.nested import without_nested_tensors
@@ -40,11 +42,12 @@ from hotfuse.frontends.as_in_eager.packed_sequences import over_padded_sequences
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.derived_weights import computed_in_the_layer
-from hotfuse.frontends.fx import PlaceholderRole, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, location, to_graph
 from hotfuse.frontends.model_parts import hold
 from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
 from hotfuse.frontends.paths.join import joined
 from hotfuse.frontends.paths.reads import Path as DataPath
+from hotfuse.frontends.plain_numbers import TruthsAreRead, plain_numbers
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.frontends.side_effects import Observed, observed
 from hotfuse.frontends.tracing import grad_mode_asked
@@ -81,8 +84,11 @@ class Flat(nn.Module):
         holders = tuple(builder.holders)
         before = [contents(h) for h in holders]
         reads = AssumedReads(self._path, tensors) if self._path is not None else None
-        with self.seen.call(self.target), reads or nullcontext():
+        wanted = [t.requires_grad for t in tensors]
+        with self.seen.call(self.target), reads or TruthsAreRead(), extremes_as_in_eager(followed=reads is not None):
             result = self.target(*args, **kwargs)
+        if wanted != [t.requires_grad for t in tensors]:
+            self.seen.done.append("makes an argument require gradients")
         after = take_after(result, holders, before)
         self.given.spec = after.spec
         if reads is not None:
@@ -159,10 +165,20 @@ def _traced(
         args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in call.inputs)
     auto = torch.export.Dim.AUTO
     dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in call.inputs)
-    with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked, observed() as seen, padded():
+    with (
+        torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked, observed() as seen, padded(),
+        plain_numbers(seen.done.append),
+    ):  # fmt: skip
         flat = Flat(target, spec, call, path, seen)
         program = _export(flat, args, dynamic)
+    given = [location(node) for node in program.graph.nodes if node.target is _GIVES_MEMORY]
+    seen.done += [f"gives a tensor other memory @ {at.file}:{at.line}" for at in given]
     seen.refuse()
+    if _maps(program):
+        # nothing of the model's code runs any more: what happens is torch's doing, and nobody's to hear
+        with torch.set_grad_enabled(call.grad_mode), warnings.catch_warnings(), _told_as_capture_error(flat):
+            warnings.simplefilter("ignore")
+            program = program.run_decompositions({})
     if path is not None:
         without_assertions(program.graph_module.graph, flat.given.marked)
     numbers = {_memory(t): i for each in (tensors, twins) for i, t in enumerate(each)}
@@ -200,10 +216,15 @@ def _traced(
 
 
 def _export(flat: Flat, args: tuple[torch.Tensor, ...], dynamic: tuple[dict[int, Any], ...]) -> Any:
+    shapes = {"tensors": dynamic} if args else None  # a function of nothing has no name to give shapes to
+    with _told_as_capture_error(flat):
+        return torch.export.export(flat, args, dynamic_shapes=shapes, strict=False)
+
+
+@contextmanager
+def _told_as_capture_error(flat: Flat) -> Generator[None]:
     try:
-        shapes = {"tensors": dynamic} if args else None  # a function of nothing has no name to give shapes to
-        program = torch.export.export(flat, args, dynamic_shapes=shapes, strict=False)
-        return program.run_decompositions({}) if _maps(program) else program
+        yield
     except CaptureError:
         flat.seen.refuse()
         raise
@@ -232,6 +253,8 @@ def _reads_data(e: BaseException | None) -> bool:
     return False
 
 
+_GIVES_MEMORY = torch.ops.aten._has_compatible_shallow_copy_type.default
+"""All that a trace shows of `t.data = ...`; what `t` stands for in the graph goes on being what it was."""
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 

@@ -31,7 +31,8 @@ MAX_OBJECTS = 100_000
 _FOLLOWED = frozenset({"__main__", "types", "argparse", "queue", "collections"})
 _FOREIGN = (sys.stdlib_module_names | {"torch", "numpy", "builtins", "hotfuse"}) - _FOLLOWED
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
-"""What torch keeps in a module: tracing exchanges it for a while, and writes to tensors are seen otherwise."""
+"""What torch keeps in a module. What is registered there is looked at one by one: tracing has exchanged it before the code runs,
+and torch's export tells of no buffer that an inner module binds anew. Writes to tensors are seen otherwise."""
 _ENTRIES = ("forward", "__call__")
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.Size, torch.dtype, torch.device)
 _Read = Callable[[], dict[Any, Any]]
@@ -145,6 +146,8 @@ class _Walk:
         kind = type(module)
         own = _kept_by_torch(kind) | derived_names(module)
         self._note(f"{kind.__name__}.", lambda: {k: v for k, v in module.__dict__.items() if k not in own})
+        registered = [module._buffers, module._parameters, module._modules]  # pyright: ignore[reportPrivateUsage]
+        self._note(f"{kind.__name__}.", lambda: {k: v for held in registered for k, v in held.items() if k not in own})
         self._left.extend(m for m in module._modules.values() if m is not None)  # pyright: ignore[reportPrivateUsage]
         for hook in itertools.chain(module._forward_hooks.values(), module._forward_pre_hooks.values()):  # pyright: ignore[reportPrivateUsage]
             self._left.append(hook)

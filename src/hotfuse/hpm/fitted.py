@@ -23,8 +23,9 @@ STEPS = {"exp": 16.0, "sigmoid": 24.0, "tanh": 24.0, "erf": 30.0, "root": 10.0, 
 """Instructions that an element of a function takes, roughly: trees correct what is wrong with it, class by class."""
 MIN_SAMPLES = 20
 """Samples that rates are fitted to; with fewer, the roofline stands in."""
-APART = 500
-"""Samples from which on full and narrower vectors have rates of their own; what fewer say about the difference is chance."""
+APART, EACH = 500, 100
+"""Samples from which on full and narrower vectors have rates of their own, and how many of each kind there must be: what fewer say
+about the difference is chance, and a machine without full vectors would say that they take nothing."""
 CALM = 0.01
 """What a rate's square costs beside squared errors: rates that few samples tell of stay near nothing instead of anywhere."""
 TOGETHER = {"broadcast": "pointwise", "reduction": "pointwise"}
@@ -131,13 +132,19 @@ def fit(terms: Matrix, family: npt.NDArray[np.int64], seconds: Vector, weight: V
         if own.sum() >= MIN_SAMPLES:
             root = np.sqrt(weight[own] / weight[own].mean())
             part = terms[own] / seconds[own, None] * root[:, None]
-            if own.sum() < APART:
+            together = not _tells_widths_apart(terms[own])
+            if together:
                 part[:, _WIDE] += part[:, _NARROWER]
                 part[:, _NARROWER] = 0.0
             found[one] = nnls(np.vstack([part, calm]), np.concatenate([root, aim]), maxiter=60 * len(TERMS))[0]
-            if own.sum() < APART:
+            if together:
                 found[one, _NARROWER] = found[one, _WIDE]
     return found
+
+
+def _tells_widths_apart(terms: Matrix) -> bool:
+    """Whether samples of a family are enough for rates of full and of narrower vectors."""
+    return len(terms) >= APART and all((terms[:, part].sum(1) > 0).sum() >= EACH for part in (_WIDE, _NARROWER))
 
 
 def base(terms: Matrix, family: npt.NDArray[np.int64], rates: Rates, roofline: Vector) -> Vector:

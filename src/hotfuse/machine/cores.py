@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from hotfuse.base.environment import BINDING
 RUNTIMES = ("libgomp", "libomp", "libiomp")
 AGAIN_S, QUOTA_AGAIN_S = 1.0, 10.0
 """Seconds after which the mask, and the quota, which stands in files, are asked for once more."""
+SETTLED_S = 5.0
+"""A mask that the main thread was seen with from another one is believed after so long. OpenVINO binds it to a core for the time of
+a call; taken for the process's, that opened every decision again and had workers share the core (decision 431)."""
 
 
 def allowed_now() -> frozenset[int]:
@@ -56,13 +60,31 @@ def places() -> set[int]:
 
 def allowed() -> frozenset[int]:
     """The cores this process may run on, those at import where runtimes bind threads; empty where the system does not say."""
-    global _allowed, _ask_at
-    if (now := time.monotonic()) >= _ask_at:
+    global _ask_at
+    if (now := time.monotonic()) >= _ask_at or (_changed is not None and on_main_thread()):
         _ask_at = now + AGAIN_S
         if not (_bound or threads_are_bound()):
             with contextlib.suppress(OSError):  # the main thread has ended
-                _allowed = allowed_now()
+                _look(allowed_now(), now)
     return _allowed
+
+
+def _look(mask: frozenset[int], now: float) -> None:
+    """The main thread has this mask. Where that is another one than before it is believed at once if that thread itself asks, which
+    it does between other things; elsewhere when it has stayed for `SETTLED_S`.
+    """
+    global _allowed, _changed
+    if mask != _allowed and not on_main_thread():
+        if _changed is None or _changed[0] != mask:
+            _changed = (mask, now)
+        if now - _changed[1] < SETTLED_S:
+            return
+    _allowed, _changed = mask, None
+
+
+def on_main_thread() -> bool:
+    """Whether the calling thread is the process's main one, whose mask is the process's."""
+    return threading.get_native_id() == os.getpid()
 
 
 def quota(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> float | None:
@@ -137,12 +159,14 @@ def keep_within(process: int) -> None:
 
 def _after_fork() -> None:
     """A server's worker may be given cores, and a control group, of its own as soon as it is forked."""
-    global _ask_at, _ask_quota_at
-    _ask_at = _ask_quota_at = 0.0
+    global _ask_at, _ask_quota_at, _changed
+    _ask_at, _ask_quota_at, _changed = 0.0, 0.0, None
 
 
 _bound = threads_are_bound()
 _allowed = allowed_now()
+_changed: tuple[frozenset[int], float] | None = None
+"""Another mask that the main thread was seen with, and since when; none since it last had the one that is believed."""
 _ask_at = time.monotonic() + AGAIN_S
 _quota = quota()
 _ask_quota_at = time.monotonic() + QUOTA_AGAIN_S

@@ -17,7 +17,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -82,6 +82,11 @@ def in_background(in_flight: int, at_least: int = 1) -> Generator[None]:
     finally:
         with _counting:
             _beside -= 1
+
+
+def alone() -> AbstractContextManager[None]:
+    """Around a call whose loops have the calling thread alone."""
+    return _fewer(1)
 
 
 @contextmanager

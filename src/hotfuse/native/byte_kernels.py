@@ -16,7 +16,6 @@ kept for later processes, and until it is there callers have the library's passe
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.native import byte_products
 from hotfuse.native.byte_products import AS_BYTES, AS_FLOATS, AS_ROUNDED, ROW_ARGUMENTS, ROWS
+from hotfuse.native.function import entered, entry_symbols, with_entries
 from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.native.toolchain import helper_object
@@ -392,24 +392,6 @@ class ByteKernels:
     """the same"""
 
 
-_P, _F, _I = ctypes.c_int64, ctypes.c_float, ctypes.c_int32
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "quantize": (None, _P, _P, _F, _F, _F, _F, _P),
-    "dequantize_u": (None, _P, _P, _F, _F, _P),
-    "dequantize_s": (None, _P, _P, _F, _F, _P),
-    "rounded": (None, _P, _P, _F, _F, _F, _P),
-    "dynamic": (_P, _P, _P, _P, _F, _P),
-    "to_floats": (None, _P, _P, _P, _P, _I, _F, _P, _P, _F, _P),
-    "to_bytes": (None, _P, _P, _P, _P, _P, _F, _F, _F, _P),
-    "added": (None, _P, _P, _P, _I, _F, _F, _I, *[_F] * 7, _P),
-    "multiplied": (None, _P, _P, _P, _I, _F, _F, _I, *[_F] * 7, _P),
-    "looked_up": (None, _P, _P, _P, _P),
-    "layer": (_P, _P, _P, _P, _P, _P, _F, _I),
-    "conv": (None, *[_P] * 9),
-    "depthwise": (None, *[_P] * 9),
-}
-
-
 def _names(target: CpuTarget) -> tuple[str, ...]:
     return (*_NAMES, *_LAYERS) if byte_products.supported(target) else _NAMES
 
@@ -417,8 +399,9 @@ def _names(target: CpuTarget) -> tuple[str, ...]:
 def load_kernels(target: CpuTarget) -> tuple[ByteKernels, Loaded]:
     """The passes made for a machine, and the code, which has to be kept."""
     names = _names(target)
-    code = load_object(helper_object(_module_text(target), target), [f"hf_{n}" for n in names], {})
-    made = {n: ctypes.CFUNCTYPE(*_SIGNATURES[n])(code.address(f"hf_{n}")) for n in names}
+    text = with_entries(_module_text(target), [f"hf_{n}" for n in names])
+    code = load_object(helper_object(text, target), [f"py_hf_{n}" for n in names], entry_symbols())
+    made = {n: entered(code, f"hf_{n}") for n in names}
     return ByteKernels(**{n: made.get(n) for n in (*_NAMES, *_LAYERS)}), code  # pyright: ignore[reportArgumentType]
 
 

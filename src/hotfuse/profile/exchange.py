@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Row, Table, delete, func, insert, select, upd
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.profile import store_schema as s
+from hotfuse.profile.postgres import as_text, from_text
 from hotfuse.profile.store import Store
 from hotfuse.profile.tables import new_key
 
@@ -99,7 +100,7 @@ class Exchange:
             rows = self.local.database.read(lambda here: here.execute(query).all())
             if not rows:
                 return 0, last
-            c.execute(insert(table).values([self._theirs(c, r) for r in rows]))  # one statement: each may take a second
+            _add(c, table, [self._theirs(c, r) for r in rows])
             advance(c, self.uid, table.name, int(rows[-1].id))
             return len(rows), int(rows[-1].id)
 
@@ -281,6 +282,16 @@ class Exchange:
                 c.execute(insert(s.origins).values(**dict(r._mapping)))  # pyright: ignore[reportPrivateUsage]
 
         self.local.database.write(work)
+
+
+def _add(c: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows of one table, in one statement: each may take a second. PostgreSQL reads them from one argument; a statement with an
+    argument for every number is put together anew each time, which takes the interpreter lock from calls for tens of milliseconds.
+    """
+    if c.dialect.name == "postgresql":
+        c.execute(from_text(table), {"rows": as_text(rows)})
+    else:
+        c.execute(insert(table), rows)
 
 
 def _plain(row: Row[Any]) -> dict[str, Any]:

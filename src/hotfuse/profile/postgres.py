@@ -7,14 +7,18 @@ raised, and the caller's to live with: nothing that serves calls is one (`profil
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, inspect, text
+from sqlalchemy import JSON, URL, Connection, Engine, Insert, Table, Text, create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.sql import bindparam, cast, column, func, insert, select
 
 from hotfuse.base.errors import InputError
 from hotfuse.profile.store_schema import STEPS
@@ -118,6 +122,20 @@ class PostgresDatabase:
     def close(self) -> None:
         """Close the connections."""
         self.engine.dispose()
+
+
+@functools.cache
+def from_text(table: Table) -> Insert:
+    """The statement that adds rows to a table, numbered there, as its one argument lists them (`as_text`)."""
+    own = [column(k.name, k.type) for k in table.c if k.name != "id"]
+    told = func.json_to_recordset(cast(bindparam("rows", type_=Text), JSON)).table_valued(*own)
+    return insert(table).from_select([k.name for k in own], select(*told.render_derived("told", with_types=True).c))
+
+
+def as_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A list of JSON objects, with words for numbers that JSON has not. Each is written by itself: other threads wait meanwhile."""
+    spelled = ({k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows)
+    return f"[{','.join(map(json.dumps, spelled))}]"
 
 
 def _revision(c: Connection) -> str | None:

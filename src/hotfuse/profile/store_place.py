@@ -16,7 +16,7 @@ SERVERS = ("postgresql://", "postgresql+psycopg://", "postgres://")
 def location(settings: Settings) -> str:
     """Where the settings put the store: what they name, or a file in the cache folder. What is meant for a server's database is
     written to a file there first, and sent from it (`profile.exchange`)."""
-    folder = settings.cache_dir.expanduser()
+    folder = settings.folder
     if (url := central(settings)) is not None:
         return str(folder / f"profiles-{hashlib.sha256(url.encode()).hexdigest()[:12]}.sqlite")
     return settings.profiles or str(folder / FILE)

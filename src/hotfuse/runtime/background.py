@@ -16,6 +16,10 @@ Submit = Callable[[Job], None]
 Failed = Callable[[Exception], None]
 
 
+def _as_it_is(t: torch.Tensor) -> torch.Tensor:
+    return t
+
+
 class Background:
     """The background work of one engine."""
 
@@ -46,8 +50,8 @@ class Background:
 
         def counted() -> None:
             try:
-                with torch.no_grad():
-                    job()
+                with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+                    job()  # where it runs inside of a call, the caller's hooks are not to see what it saves
             except Exception as e:
                 self._failed(e)
             finally:

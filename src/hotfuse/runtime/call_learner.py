@@ -30,6 +30,8 @@ from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.own_code import compare, decided, rest
 from hotfuse.runtime.tierup.tiers import interval
 
+MAX_RARE_ROUNDS = 48
+"""Of calls that are far apart, between tier 0 and the own code: a look takes longer than most of them, and little is to be had."""
 DISPATCHES = 9
 """Times that finding a plan is measured."""
 
@@ -90,18 +92,24 @@ class CallLearner:
         return median(times)
 
     def compared(
-        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, finish_s: float, look_s: float,
+        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, computed: float | None,
+        finish_s: float, look_s: float, found_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """A call was half of a round, and took so long; making its result took `finish_s`, looking at it `look_s` besides."""
+        """A call was half of a round and took so long, of which the calling thread computed so long, where that is known. Making
+        its result took `finish_s`, looking at it `look_s` besides, and finding its plan `found_s`, where calls are far apart: what
+        was measured in a loop is too little then.
+        """
         judge = turn.of
         if turn.answers is not None and (entry.reference(judge.version) is None if isinstance(judge, Audit) else judge.own):
-            spent += self._dispatch_s(site, entry, leaves) + finish_s  # the own code's results are made
+            spent += max(self._dispatch_s(site, entry, leaves), found_s) + finish_s  # the own code's results are made
         if isinstance(judge, Audit):
             if judge.took(entry.calls, turn.key, turn.side, spent, look_s):
                 self._plans.withdraw_slower(site, entry, judge)
             entry.next_look = min(entry.next_look, max(judge.at, entry.calls + 1))
             return
-        judge.took(turn.key, turn.side, spent)
+        judge.took(turn.key, turn.side, spent, computed)
+        if found_s and judge.own and judge.new is entry.baseline and judge.rounds >= MAX_RARE_ROUNDS:
+            judge.give_up()
         if judge.trial is not None and judge is entry.contest and judge.new is entry.baseline:
             decided(entry, judge, judge.trial, self._log, self._plans.model.name)
 

@@ -18,12 +18,13 @@ from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.runtime.call_learner import CallLearner
 from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.crowded_teams import CrowdedTeams
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.serve.answering import turn_of
 from hotfuse.runtime.serve.gradients import PLAIN, GradientLink, joined
 from hotfuse.runtime.site import Entry, Site
-from hotfuse.runtime.tally import ThreadCounts
+from hotfuse.runtime.tally import Everyone, ThreadCounts
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.own_code import later_than_own
 from hotfuse.runtime.whole_calls import BLOCK, WHOLE_BELOW_S
@@ -51,28 +52,34 @@ class CallLooks:
     """Answers those calls of one engine that are looked at."""
 
     def __init__(
-        self, plans: Plans, own_code: Callable[..., Any], capturer: Capturer, improver: Improver | None, learner: CallLearner,
-        answered_instead: AnsweredInstead, context_decided: Callable[[], bool],
+        self, plans: Plans, own_code: Callable[..., Any], teams: CrowdedTeams, capturer: Capturer, improver: Improver | None,
+        learner: CallLearner, everyone: Everyone, answered_instead: AnsweredInstead, context_decided: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._plans, self._log, self._own_code = plans, plans.log, own_code
-        self._capturer, self._improver, self._learner = capturer, improver, learner
-        self._answered_instead = answered_instead
+        self._teams, self._capturer, self._improver, self._learner = teams, capturer, improver, learner
+        self._everyone, self._answered_instead = everyone, answered_instead
+        self.rare = False
+        """Whether calls are far apart: then it is timed from when they come."""
         self._context_decided = context_decided
         """Whether it is decided if native code or Python asks what is around a call."""
 
     def answer(
         self, found: tuple[Site, Entry, Plan, GradientLink], leaves: Sequence[torch.Tensor], holders: Sequence[Any],
-        args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts,
+        args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts, came: float,
     ) -> Any:
         """Serve a call and learn from it: its time, its sizes, which of two plans is faster, and whether anything should change."""
         site, entry, plan, link = found
         number, entered, began = entry.calls, time.perf_counter(), self._log.now()
         since, entry.looked = max(1, number - entry.looked), number
+        found_s = entered - came if came else 0.0
+        if entry.left:
+            entry.gaps.note(entered - entry.left, since)
+            self.rare = bool(entry.gaps.rare)
         own = entry.own and plan is entry.baseline
-        answer, turn, result = None if own else plan, None, None
+        answer, turn, result, computed = None if own else plan, None, None, None
         in_whole_calls = (whole := entry.whole) is not None and whole.under_way
         if whole is not None:
-            slower = whole.arrived(number, threading.get_ident(), counts.module_calls, entered)
+            slower = whole.arrived(number, threading.get_ident(), counts.module_calls + self._everyone.outside, entered)
             if slower is not None:
                 self._plans.withdraw_slower_in_use(site, entry, plan, slower)
         if being_recorded(leaves):  # by the caller: nothing is timed, kept or compared
@@ -103,14 +110,20 @@ class CallLooks:
                 if (turn := turn_of(entry, plan, signature, leaves, grad=bool(link.places))) is not None:
                     answer = turn.answers
                 clock = clock_of(leaves)
+                cpu = time.thread_time() if turn is not None else 0.0
                 begin = clock()
                 if answer is None and turn is None and (balance := entry.balance) is not None and balance.unmet > 0:
                     return self._capturer.look_for_path(site, entry, balance, leaves, args, kwargs, counts)
                 if answer is None:
-                    outs = self._own_code(*args, **kwargs)
+                    outs = (self._teams.own_code if self._teams.concerned else self._own_code)(*args, **kwargs)
+                elif not answer.tier and link is PLAIN and self._teams.concerned:
+                    outs = self._teams.library_plan(entry.key, answer.run, leaves)
                 else:
                     outs = answer.run(*leaves) if link is PLAIN else joined(link, answer.run, leaves)
                 spent = clock() - begin
+                if turn is not None and clock is time.perf_counter:
+                    computed = time.thread_time() - cpu
+                self._teams.seen(spent)
         except Exception as e:
             if answer is None:
                 counts.module_calls += 1
@@ -132,11 +145,15 @@ class CallLooks:
             else:
                 self._learner.learn(site, entry, plan, seen, signature, spent, since, answered=answer is not None)
             if turn is not None:
-                self._learner.compared(site, entry, turn, leaves, spent, finish_s, time.perf_counter() - entered - spent - finish_s)
+                look_s = time.perf_counter() - entered - spent - finish_s
+                self._learner.compared(site, entry, turn, leaves, spent, computed, finish_s, look_s, found_s)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
-            entry.look_s += (min(time.perf_counter() - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
-            if turn is None and spent < WHOLE_BELOW_S and answer is plan:
+            entry.left = time.perf_counter()
+            entry.look_s += (min(entry.left - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
+            if entry.key in self._teams.crowded and not (plan.tier or own):  # who looks decides on how many threads
+                entry.next_look = min(entry.next_look, number + 1)
+            elif turn is None and spent < WHOLE_BELOW_S and answer is plan:
                 self._begin_whole_calls(site, entry, plan, counts)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self._log.count("learning_faults")
@@ -153,7 +170,8 @@ class CallLooks:
             site.resting, entry.next_look = BLOCK, entry.calls + 1
         else:
             entry.next_look = entry.calls + BLOCK + 1
-        whole.begins(entry.calls, threading.get_ident(), counts.module_calls, time.perf_counter())
+        answered = counts.module_calls + self._everyone.outside
+        whole.begins(entry.calls, threading.get_ident(), answered, time.perf_counter())
 
     def _path_is_native(self, site: Site, entry: Entry) -> bool:
         """Whether native code finds plans, checks the model and asks for the context of calls, or is known not to.

@@ -126,11 +126,13 @@ class Capturer:
         wanted = self._wanted(spec, leaves)
         if wanted is None:
             begin = time.perf_counter()
-            result = self._own_code(*args, **kwargs)
-            if (seconds := time.perf_counter() - begin) < LONG_S:
-                self._rest(spec, leaves, seconds)
-            return result
+            try:
+                return self._own_code(*args, **kwargs)
+            finally:  # calls that raise, too: some programs try what a model takes
+                if (seconds := time.perf_counter() - begin) < LONG_S:
+                    self._rest(spec, leaves, seconds)
         site, group, why = wanted
+        site.in_vain = 0
         grad_mode = torch.is_grad_enabled()
         inputs, number = [snapshot(t) for t in leaves], group.noted
         recalled: list[RecalledStart] = []
@@ -277,6 +279,7 @@ class Capturer:
         if site is None:
             return
         groups = list(site.groups.values())
+        site.looked_in_vain(pending=any(g.pending for g in groups))
         if site.entries:
             if site.missed_again():
                 with self._plans.lock:
@@ -287,7 +290,7 @@ class Capturer:
             return
         if self._plans.awaits_change():
             site.resting = 4 * RESTING_CALLS
-        elif all(g.refused and not g.pending for g in groups):
+        elif all((g.refused or g.raised >= MAX_RAISED) and not g.pending for g in groups):
             longest = int(MAX_REST_S / max(seconds, 1e-7))
             site.resting = max(RESTING_CALLS, min(groups[0].noted // 8, longest)) if groups else RESTING_CALLS
         elif self._spent():
@@ -396,6 +399,7 @@ class Capturer:
                     self._log.count("structures_over_limit")
                     return None
                 site = self._plans.sites[spec] = Site(spec, self._settings.max_entries)
+                self._plans.site_came()
             group = site.group(leaves, self._settings.max_entries)
             if group is None:
                 self._log.count("groups_over_limit")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from hotfuse.runtime.call_limits import CallLimits
 from hotfuse.runtime.call_looks import CallLooks
 from hotfuse.runtime.capture_turn import CaptureTurn
 from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.crowded_teams import CrowdedTeams
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe.obstacle_log import ObstacleLog
 from hotfuse.runtime.plan import Plan
@@ -99,8 +101,9 @@ class Engine:
         self.own_recordings = recorded_own_code(model, settings, log, self._in_background)
         """Recordings of the model's own kernels, where torch has a device that can be recorded."""
         self.own_code = self.own_recordings or model.call
-        """What answers where no plan does."""
-        self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.own_code)
+        """What answers where no plan does, and nobody looks at the call."""
+        self.teams = CrowdedTeams(self.own_code, lambda answers: setattr(self, "own_code", answers))
+        self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.teams.own_code)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
             graphs, improver = self._capturer.graphs, self._improver
@@ -121,7 +124,8 @@ class Engine:
         self._clock = itertools.count(1)
         self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden,
                                     self.serve, self._tally)  # fmt: skip
-        self._looks = CallLooks(self.plans, self.own_code, self._capturer, self._improver, self._learner, self._answered_instead,
+        self._looks = CallLooks(self.plans, self.own_code, self.teams, self._capturer, self._improver, self._learner,
+                                self.everyone, self._answered_instead,
                                 lambda: _around is not asked_in_python or any(_hardening))  # fmt: skip
         self.concurrency = self._learner.concurrency
         if settings.capture == "off":
@@ -136,9 +140,10 @@ class Engine:
 
     def serve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, counted: bool = False,
-        met: tuple[Site, Sequence[Any], Sequence[Any]] | None = None,
+        met: tuple[Site, Sequence[Any], Sequence[Any]] | None = None, began: float = 0.0,
     ) -> Any:
         """The same, for callers that have the arguments as they are kept; `counted` says that the threads are as they can be.
+        `began` is when the call came, where that is asked (`CallLooks.rare`).
 
         A call whose arguments are tensors and nothing around them is at its site with one look-up; of others `met` is their site,
         their tensors, and the lists, dicts and objects that hold them. All of it is one function because every call between
@@ -148,6 +153,8 @@ class Engine:
             site, leaves, holders = met
             plain = True  # all leaves are known to be tensors; otherwise a native decision finds out by itself
         else:
+            if self._looks.rare:
+                began = time.perf_counter()
             if is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage] - tangents ride on inputs
                 return self.model.call(*args, **kwargs)
             if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
@@ -208,7 +215,7 @@ class Engine:
                     number = entry.calls = entry.calls + 1
                     entry.last_used = next(self._clock)
                     if number >= entry.next_look:
-                        return self._looks.answer((site, entry, plan, link), leaves, holders, args, kwargs, counts)
+                        return self._looks.answer((site, entry, plan, link), leaves, holders, args, kwargs, counts, began)
                     if entry.own and plan is entry.baseline:
                         counts.module_calls += 1
                         return self.own_code(*args, **kwargs)
@@ -225,6 +232,10 @@ class Engine:
                     if effects is not None:
                         return effects.finish(outs, leaves, holders)
                     return outs[0] if entry.bare else entry.rebuild(outs)
+            if site.unlooked > 0:
+                site.unlooked -= 1
+                counts.module_calls += 1
+                return self.own_code(*args, **kwargs)
             return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
         finally:
             slot.epoch = outer
@@ -287,6 +298,7 @@ class Engine:
         return team_size.leaving_cores(self.serve, args, kwargs, counted=True)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began = time.perf_counter() if self._looks.rare else 0.0
         counts, names = self._tally.mine, (len(args), *kwargs) if kwargs else len(args)
         if self._rests.takes(names):
             counts.module_calls += 1
@@ -320,7 +332,7 @@ class Engine:
         self._rests.at_a_site(names)
         if site.resting > 0:
             self._rests.begin(names, site)
-        return self.serve(args, kwargs, counted=True, met=(site, leaves, taken.holders))
+        return self.serve(args, kwargs, counted=True, met=(site, leaves, taken.holders), began=began)
 
     def _unmet(
         self, names: Names, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -392,10 +404,6 @@ class Engine:
     def only_site(self) -> Site | None:
         """The site of all calls so far, where they had one structure and need nothing but an answer."""
         return next(iter(self.sites.values())) if len(self.sites) == 1 and self._threads is None else None
-
-    def answered_outside(self) -> None:
-        """The code around this engine answered a call with the model's own code, as the call's site says."""
-        self._tally.mine.module_calls += 1
 
     def around_plans(self, seconds: Callable[[], float]) -> None:
         """Tell what the code around this engine adds to calls in plans, and not to calls that it answers itself."""

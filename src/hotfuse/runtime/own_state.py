@@ -38,6 +38,7 @@ from hotfuse.frontends.lifted_state import (
 )
 from hotfuse.machine import team_size
 from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.rests import NEVER, Resting
 from hotfuse.runtime.serve.effects import is_small, same_bits
 from hotfuse.runtime.site import Site
 
@@ -74,6 +75,11 @@ class StateServing:
         self.engine = plain
         """What serves now."""
         self.serve: Callable[[tuple[Any, ...], dict[str, Any]], Any] = plain.serve
+        self.rest: Resting = NEVER
+        """How many calls need not come here: the model's own code answers them. Only of a model whose calls change nothing, as
+        others take turns, and only while all calls have one structure, or one's rest would hide another.
+
+        A process that slept finds nothing in its caches: Python that decides this inside of `serve` took 15 to 25 us then."""
         self._model: LiftedState | None = None
         self._tried: list[StatePlaces] = []
         self._remembered = StatePlaces()
@@ -86,7 +92,16 @@ class StateServing:
         """Of the engine with state, where that has one and no other: it says how many calls the model's own code answers."""
         self._turn = threading.RLock()
         plain.limits.undecided = lambda: self.serve != (self._observed if plain.limits.told else plain.serve)
+        plain.plans.site_came = self._rest_anew
         _ALL.add(self)
+
+    def _rest_anew(self) -> None:
+        """Whose rest calls have: the plans have a new site, or something else serves."""
+        self.rest = (self._plain.only_site() if self.serve == self._plain.serve else None) or NEVER
+
+    def _serve_by(self, serve: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        self.serve = serve
+        self._rest_anew()
 
     def changes_itself(self) -> None:
         """A capture ended because the model writes what is its own: look at the next calls."""
@@ -94,7 +109,7 @@ class StateServing:
             self._give_up("it changes more than its buffers hold, or in another way")
             return
         self._looks = 0
-        self.serve = self._observed
+        self._serve_by(self._observed)
 
     def plain_changes_itself(self) -> None:
         """Like `changes_itself`, for a capture without state; one that began before the state was known says nothing new."""
@@ -116,7 +131,7 @@ class StateServing:
 
     def close(self) -> None:
         """Later calls run the model's own code."""
-        self.serve = self._plain.serve
+        self._serve_by(self._plain.serve)
         self._plain.close()
         self.engine.close()
 
@@ -164,7 +179,7 @@ class StateServing:
         names = ", ".join((*model.places, *model.attributes))[:200]
         self._plain.log.decide(Action.NOTICE, Why.STATEFUL, self._plain.model.name, state=names,
                                what="what a call changes is an argument and a result of the graph from here on")  # fmt: skip
-        self.serve = self._with_state
+        self._serve_by(self._with_state)
 
     def _with_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call with the model's state in front of its arguments."""
@@ -182,7 +197,7 @@ class StateServing:
             site = self._site
             if site is not None and site.resting > 0 and not (background_priority.jobs and team_size.has_every_core()):
                 site.resting -= 1
-                engine.answered_outside()
+                engine.everyone.outside += 1
                 return self._target(*args, **kwargs)
             state = [owner[name] for owner, name in self._owners]
             if not self._keepers:
@@ -235,7 +250,7 @@ class StateServing:
         """The model's own code answers from here on."""
         if self.engine is not self._plain or self.serve != self._plain.serve:
             self._plain.log.decide(Action.KEEP, Why.STATEFUL, self._plain.model.name, because=because)
-        self.serve = self._plain.serve
+        self._serve_by(self._plain.serve)
         self._let_go()
 
     def _let_go(self) -> None:

@@ -101,12 +101,14 @@ class Plans:
         self.log = log
         self.in_background = in_background
         """Runs a job in the background."""
-        self.released = Released(settings.cache_dir, model.name, log) if settings.release_weights else None
+        self.released = Released(settings.folder, model.name, log) if settings.release_weights else None
         """Weights that plans have copies of, where their memory may be given back."""
         self.recorder = Recorder(settings, log)
         self.call_sampler = CallSampler(model.name, settings, in_background, log)
         self.examiner = Examiner(settings, log, self.recorder, self.call_sampler)
         self.sites: dict[Spec, Site] = {}
+        self.site_came: Callable[[], None] = lambda: None
+        """Told of every new site."""
         self.watch: ModelGuard | None = None
         self.originals = Originals(settings)
         """What compares the memory of weights that plans have copies of."""

@@ -23,6 +23,7 @@ from hotfuse.ir.types import ROW_MAJOR
 from hotfuse.ops.dense_order import layout_by
 from hotfuse.profile.agent import Sampler
 from hotfuse.profile.traffic import MeasuredPiece
+from hotfuse.runtime.call_gaps import CallGaps
 from hotfuse.runtime.call_group import CallGroup
 from hotfuse.runtime.concurrency import Callers
 from hotfuse.runtime.observe.findings import Finding
@@ -46,6 +47,8 @@ MISSES_PER_HIT = 4
 """A call that finds no plan takes so many times as long to find that out as a call gains that finds one."""
 MISSED_CALLS = 15
 """Calls of a site that found no plan, less those that hits make up for, from which on most go straight to the model's own code."""
+LOOKS_IN_VAIN = 64
+"""Calls that found no plan and were not to be captured either, one looked at after the other, behind which looks become rarer."""
 MAX_REFUSED = 256
 """Attempts of one entry that are remembered as refused: kinds of sizes come and go for as long as a model serves."""
 THREADS = 1
@@ -117,6 +120,9 @@ class Entry:
     """The call that is looked at next: timed, noted, and asked whether it should change anything."""
     looked: int = 0
     """The call that was looked at last."""
+    left: float = 0.0
+    """When that look ended."""
+    gaps: CallGaps = field(default_factory=CallGaps)
     look_s: float = 0.0
     """What looking at a call takes besides, of late."""
     heat: int = 0
@@ -302,12 +308,22 @@ class Site:
         self._evicted: list[Entry] = []
         self.resting = 0
         """Calls that the model's own code answers before anything is looked up again: nothing here is faster."""
+        self.unlooked = self.in_vain = 0
+        """Calls that find no plan and go to the model's own code without a look at whether they are to be captured; and how many
+        such looks in a row led to nothing."""
         self._missed = self._hits = 0
         """Calls that found no plan, as far as hits have not made up for them; and what hits were at the last of them."""
         self.caches: dict[int, InlineCache[Route]] = {}
         """One, or one for each grad mode (`split`)."""
         self.mask = 0
         """What of the grad mode tells caches apart: 1 where the model's code asks whether gradients are enabled."""
+
+    def looked_in_vain(self, *, pending: bool) -> None:
+        """A call that found no plan was not to be captured either. Where one in two calls is such a one (a model that raises, or
+        sizes that no graph is for), the others are worth their plan, and the look takes 8 us."""
+        self.in_vain = 0 if pending else self.in_vain + 1
+        if self.in_vain > LOOKS_IN_VAIN:
+            self.unlooked = min(self.in_vain // 8, MISSED_CALLS)
 
     def missed_again(self) -> bool:
         """A call found no plan among those there are; whether so many did that finding none costs more than plans gain."""

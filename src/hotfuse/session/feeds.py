@@ -31,6 +31,7 @@ _STRING = 8
 _SEQUENCE_CODE = 3
 """ONNX Runtime's number for sequences, which its messages show."""
 
+_from_numpy = torch.from_numpy
 _storage_use_count = cast(Callable[[int], int], torch._C._storage_Use_Count)  # pyright: ignore[reportPrivateUsage]
 _NATIVE = frozenset(e.code for e in ELEMS if e.np.isbuiltin == 1 and e.np.kind in "fiub")
 _PLAIN = frozenset(e.torch for e in ELEMS if e.code in _NATIVE)
@@ -77,7 +78,7 @@ def admit(s: InputSlot, value: object) -> Value:
     if s.plain is not None and type(value) is np.ndarray:
         array = cast(Array, value)
         if array.dtype == s.plain and array.flags.carray and _fits(s, array.shape):
-            return torch.from_numpy(array)  # what nearly every feed is
+            return _from_numpy(array)  # what nearly every feed is
     if isinstance(value, OrtValue):
         value = value.value
     if isinstance(value, torch.Tensor) and s.kind == "tensor" and s.elem is not None:

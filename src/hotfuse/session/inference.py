@@ -47,7 +47,7 @@ from hotfuse.session.ort_errors import (
     run_error,
 )
 from hotfuse.session.ortvalue import IOBinding, OrtValue
-from hotfuse.session.serving import DeviceModel, engine_for
+from hotfuse.session.serving import DeviceModel, begin_native_layers, engine_for
 from hotfuse.stages import ServedPlan, plans_of
 
 _OVERRIDABLE_SINCE = 4
@@ -88,6 +88,7 @@ class InferenceSession:
         self._note_ignored("provider", self._providers.ignored)
         try:
             model = load(path_or_bytes)
+            begin_native_layers(model)
             served, self._zipped = without_dictionaries(model)
             self._module = OnnxModule(served, self._fell_back, pack=may_copy(settings))
         except ModelError as e:
@@ -199,8 +200,11 @@ class InferenceSession:
                 self._engine, self._served = engine_for(self._module, self._settings, self._events)
             else:
                 args = tuple([a.to(self._device) if isinstance(a, torch.Tensor) else a for a in args])
-        if self._device is None and any(isinstance(a, torch.Tensor) and not a.is_cpu for a in args):
-            args = tuple([a.cpu() if isinstance(a, torch.Tensor) else a for a in args])
+        if self._device is None:
+            for a in args:  # no generator: in a call of a small model it would be a hundredth
+                if isinstance(a, torch.Tensor) and not a.is_cpu:
+                    args = tuple([b.cpu() if isinstance(b, torch.Tensor) else b for b in args])
+                    break
         if not torch.is_grad_enabled():
             return self._engine.serve(args, {})
         _set_grad_enabled(False)  # noqa: FBT003 - what `torch.no_grad()` does, without its Python

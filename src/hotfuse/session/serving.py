@@ -22,9 +22,13 @@ from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import ask, service
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.load import all_nodes
+from hotfuse.frontends.onnx.model_file import OnnxModel
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.ir.placed import placed
+from hotfuse.native.byte_kernels import background as byte_layers
+from hotfuse.native.float_layers.layer_code import background_layers
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
@@ -177,6 +181,23 @@ class DeviceModel(ServedModel):
         if id(weight) not in self._moved:
             self._moved[id(weight)] = (weight, weight.to(self._device))
         return self._moved[id(weight)][1]
+
+
+_FLOAT_LAYERS = frozenset({"LSTM", "GRU", "DynamicQuantizeLSTM"})
+_BYTE_LAYERS = frozenset({
+    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat",
+    "QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul", "QGemm", "QuantizeLinear",
+})  # fmt: skip
+"""Operators that the native code which all files share is made for."""
+
+
+def begin_native_layers(model: OnnxModel) -> None:
+    """Have that code compiled, or read, while the model is made ready: its first calls are those that wait for it."""
+    ops = {node.op for node in all_nodes(model.graph.nodes)}
+    if ops & _FLOAT_LAYERS:
+        background_layers.begin()
+    if ops & _BYTE_LAYERS:
+        byte_layers.begin()
 
 
 def engine_for(

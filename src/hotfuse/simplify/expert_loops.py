@@ -13,8 +13,9 @@ the graph that mixtures of `transformers` have (`simplify.experts`), with a kern
 What has to be so, or nothing is done:
 - experts are chosen by `topk` among as many columns as the loop has turns: every pair of a row and a choice has one expert;
 - turns differ in their weights alone, and work on picked rows one by one: gathers, linear layers, arithmetic;
-- what the path assumes of a turn's rows is nothing, or that there are some: evaluated for every number that there can be. The
-  second is one check in the new graph, since what the code does for an expert without rows is not in the graph.
+- what the path assumes of a turn's rows is nothing, or that there are some: evaluated for every number that there can be, or, where
+  the number of tokens is open, up to the largest number that it compares with. The second is one check in the new graph, since what
+  the code does for an expert without rows is not in the graph.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from dataclasses import field, replace
 from typing import Any
 
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, makers, output_values, readers, sources, unused_name
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.own.assume import ASSERTIONS, ASSUME, SIZE_OF, SIZED
 from hotfuse.ops.own.experts import ORDER, PRODUCT
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
+from hotfuse.simplify.expert_spellings import respelled
 
 MIN_EXPERTS, MAX_EXPERTS = 2, 256
 """Experts of a loop."""
@@ -44,6 +47,7 @@ _NUMBERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul,
     "logical_and": lambda a, b: bool(a) and bool(b), "logical_or": lambda a, b: bool(a) or bool(b),
 }  # fmt: skip
+_ARITHMETIC = frozenset({"add", "sub", "mul"})
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
     f"{of}.{name}": compare for of in ("aten", "sym") for name, compare in _NUMBERS.items()
 }
@@ -78,13 +82,15 @@ class _Turn:
 def expert_loops(graph: Graph) -> tuple[Graph, int]:
     """The graph with products by expert in the place of loops over experts, and how many loops there were."""
     done = 0
-    while (found := _loop(graph)) is not None:
+    while (found := _loop(graph) or _loop(respelled(graph))) is not None:
         graph, done = found, done + 1
     return graph, done
 
 
-def _loop(graph: Graph) -> Graph | None:
+def _loop(graph: Graph | None) -> Graph | None:
     """The graph with one loop less."""
+    if graph is None:
+        return None
     maker = makers(graph)
     by_ids: dict[str, dict[int, int]] = {}
     for i, node in enumerate(graph.nodes):
@@ -118,9 +124,10 @@ class _Loop:
         _require(isinstance(scores, Value) and dim in (-1, 1))
         assert isinstance(scores, Value)
         shape = _shape(self.ids)
-        _require(len(shape) == 2 and _shape(scores)[-1:] == (self.experts,) and all(isinstance(n, int) for n in shape))
-        self.tokens, self.choices = (int(str(n)) for n in shape)
-        _require(0 < self.tokens * self.choices <= MAX_PAIRS)
+        _require(len(shape) == 2 and _shape(scores)[-1:] == (self.experts,) and isinstance(shape[1], int))
+        self.tokens, self.choices = shape[0], int(str(shape[1]))
+        self.pairs: Dim = expr("*", self.tokens, self.choices)
+        _require(self.pairs != 0 and (not isinstance(self.pairs, int) or self.pairs <= MAX_PAIRS))
         self.turns = [self._turn(e, at) for e, at in enumerate(where)]
 
     # --- what there is ---------------------------------------------------------------------------
@@ -180,9 +187,24 @@ class _Loop:
 
     def _needs_rows(self, turn: _Turn) -> bool:
         """Whether the path assumes that a turn has rows; raises where it assumes anything else."""
-        answers = [all(self._holds(name, turn, n) for name in turn.asked) for n in range(self.tokens * self.choices + 1)]
+        most = self.pairs
+        if not isinstance(most, int):
+            most = 1 + max([0, *map(self._compared_with, turn.asked)])
+        answers = [all(self._holds(name, turn, n) for name in turn.asked) for n in range(most + 1)]
         _require(all(answers[1:]))
         return not answers[0]
+
+    def _compared_with(self, name: str) -> int:
+        """The largest number that a condition compares with: it is the same for all behind it. Raises where it does more."""
+        _require(name in self.maker)
+        node = self.graph.nodes[self.maker[name]]
+        if node.op in _SIZES or node.op == "aten.scalar_tensor.default":
+            numbers = [] if node.op in _SIZES else [node.args[0]]
+        else:
+            _require(packet(node.op).rpartition(".")[2] not in _ARITHMETIC)
+            numbers = [a if not isinstance(a, Value) else self._compared_with(a.name) for a in node.args]
+        _require(all(isinstance(n, int) and n < MAX_PAIRS for n in numbers))
+        return max((int(str(n)) for n in numbers if not isinstance(n, bool)), default=0)
 
     def _holds(self, name: str, turn: _Turn, rows: int) -> Any:
         """What a condition is where a turn has so many rows."""
@@ -281,8 +303,8 @@ class _Loop:
         return frozenset()
 
     def _written(self, write: _Writer, turn: _Turn, first: Node, out: Value, *, needs_rows: bool) -> list[Node]:
-        pairs, i64 = self.tokens * self.choices, _typed(self.ids, (self.tokens * self.choices,))
-        flat = write("aten.reshape.default", (self.ids, (pairs,)), i64)
+        pairs, i64 = self.pairs, _typed(self.ids, (self.pairs,))
+        flat = write("aten.reshape.default", (self.ids, (_known(pairs),)), i64)
         order, rank, ends = write.several(f"{ORDER}.default", (flat, self.experts),
                                           (i64, i64, TensorType(DType.I32, (self.experts,))))  # fmt: skip
         rows = write("aten.floor_divide.default", (order, self.choices), i64) if self.choices > 1 else order
@@ -296,8 +318,8 @@ class _Loop:
                 source, places = argument(node, "self"), argument(node, "indices")
                 assert isinstance(source, Value) and isinstance(places, tuple)
                 if len(places) == 2:
-                    shape = (pairs, *_shape(source)[2:])
-                    source = write("aten.reshape.default", (source, shape), _typed(source, shape))
+                    rest = _shape(source)[2:]
+                    source = write("aten.reshape.default", (source, (_known(pairs), *rest)), _typed(source, (pairs, *rest)))
                 instead[node.outs[0].name] = write("aten.index.Tensor", (source, ((order if len(places) == 2 else rows),)), new)
             elif packet(node.op) == "aten.linear":
                 x = node.args[0]
@@ -312,7 +334,7 @@ class _Loop:
         width = _shape(what)[1]
         back = write("aten.index.Tensor", (instead[what.name], (rank,)), _typed(what, (pairs, width)))
         if self.choices > 1:
-            apart = write("aten.reshape.default", (back, (self.tokens, self.choices, width)),
+            apart = write("aten.reshape.default", (back, (_known(self.tokens), self.choices, width)),
                           _typed(what, (self.tokens, self.choices, width)))  # fmt: skip
             back = write("aten.sum.dim_IntList", (apart, (1,)), _typed(what, (self.tokens, width)))
         if needs_rows:
@@ -379,6 +401,11 @@ class _Writer:
 def _require(holds: bool) -> None:  # noqa: FBT001  (its name says what is required of it)
     if not holds:
         raise _NotALoop
+
+
+def _known(size: Dim) -> int:
+    """A size as an argument of a reshape, in which one may be left open."""
+    return size if isinstance(size, int) else -1
 
 
 def _shape(v: Value) -> tuple[Any, ...]:

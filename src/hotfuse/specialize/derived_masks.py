@@ -21,6 +21,7 @@ from hotfuse.ir.types import DType, ScalarType, TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.ops.schema import draws_random
 from hotfuse.ops.table import Access, is_mutating, lookup, packet
+from hotfuse.specialize.pooled_rows import one_each
 
 MAX_TRIED = 6
 """Values of a graph that are looked at as masks, the first ones."""
@@ -55,8 +56,9 @@ def derived_masks(graph: Graph) -> tuple[Value, ...]:
 
 
 def told_rows(graph: Graph) -> frozenset[str]:
-    """Values of one axis that a few cheap operators make of inputs: they may say which row of each sequence is read."""
-    return frozenset(v.name for v in _told(graph) if isinstance(v.type, TensorType) and len(v.type.shape) == 1)
+    """Values of one axis, others aside that are 1 long, that a few cheap operators make of inputs: they may say which row of each
+    sequence is read."""
+    return frozenset(v.name for v in _told(graph) if one_each(v))
 
 
 def _told(graph: Graph) -> list[Value]:
@@ -65,9 +67,10 @@ def _told(graph: Graph) -> list[Value]:
     by: dict[str, frozenset[int]] = {v.name: frozenset() for v in (*graph.inputs, *(p.value for p in graph.params)) if _whole(v)}
     of_inputs = {v.name for v in graph.inputs}
     for i, node in enumerate(graph.nodes):
-        if not _is_cheap(node) or any(v.name not in by for v in node.ins):
+        of_sizes = packet(node.op) == "aten.sym_size" and node.ins[0] in graph.inputs  # of real numbers, too
+        if not _is_cheap(node) or not (of_sizes or all(v.name in by for v in node.ins)):
             continue
-        nodes = frozenset({i}).union(*(by[v.name] for v in node.ins))
+        nodes = frozenset({i}).union(*(by.get(v.name, ()) for v in node.ins))
         if len(nodes) > MAX_NODES:
             continue
         (out,) = node.outs

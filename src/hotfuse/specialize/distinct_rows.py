@@ -166,6 +166,10 @@ class _DistinctWriter(RowsWriter):
         """Inputs come with their rows, and nothing else is read of."""
         raise CannotPack(f"rows of %{v.name} have to be picked")
 
+    def spread(self, v: Value, axes: tuple[int, int]) -> Value:
+        """A batch has one axis of rows, and no other that they belong to."""
+        raise CannotPack(f"%{v.name} varies by what a batch does not have")
+
     def live_count(self) -> Value:
         """The number of rows."""
         if self.count is None:

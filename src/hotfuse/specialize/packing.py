@@ -47,6 +47,8 @@ class PackedInput(StrEnum):
     """i64[T]: which rows of all sequences live, in order."""
     POSITIONS = "positions"
     """i64[T]: where each lies in its sequence."""
+    SEQUENCES = "sequences"
+    """i64[T]: of which sequence each is."""
     OFFSETS = "offsets"
     """i64[B + 1]: where each sequence begins among the live rows, and where the last one ends."""
     INVERSE = "inverse"
@@ -190,7 +192,8 @@ class _PackedWriter(RowsWriter):
         if what not in self.inputs:
             b, s, t = self.mask.sequences, self.mask.rows, self.live_rows
             shapes: dict[PackedInput, tuple[Dim, ...]] = {
-                PackedInput.ROWS: (t,), PackedInput.POSITIONS: (t,), PackedInput.OFFSETS: (expr("+", b, 1),),
+                PackedInput.ROWS: (t,), PackedInput.POSITIONS: (t,), PackedInput.SEQUENCES: (t,),
+                PackedInput.OFFSETS: (expr("+", b, 1),),
                 PackedInput.INVERSE: (b, s), PackedInput.LIVE: (b, s), PackedInput.FIRST: (b,), PackedInput.LAST: (b,),
                 PackedInput.COUNTED: (b,), PackedInput.TOLD: (b,),
                 PackedInput.QUERIES: (expr("+", b, 1),), PackedInput.KEY_PLACES: (t, s),
@@ -227,6 +230,18 @@ class _PackedWriter(RowsWriter):
         some = self._node("aten.index_select.default", (flat, 0, self._given(PackedInput.ROWS)), v.name, dtype, (t, *rest))
         one = self._node("aten.unsqueeze.default", (some, 0), v.name, dtype, (1, t, *rest))
         return self._permuted(one, self._back(b.axis, s.axis, len(shape)))
+
+    def spread(self, v: Value, axes: tuple[int, int]) -> Value:
+        """[B, 1, ..] as [1, T, ..]: each live row has its sequence's."""
+        (b, s), shape, t = axes, shape_of(v), self.live_rows
+        if (name := f"{v.name}.by sequence at {b}, {s}") not in self.packed:
+            long = tuple(t if i == b else d for i, d in enumerate(shape))
+            dtype = self._type(v).dtype
+            each = self._node("aten.index_select.default", (v, b, self._given(PackedInput.SEQUENCES)), v.name, dtype, long)
+            order = [*range(len(shape))]
+            order[b], order[s] = s, b
+            self.packed[name] = self._permuted(each, tuple(order))
+        return self.packed[name]
 
     def _permuted(self, v: Value, order: tuple[int, ...]) -> Value:
         if order == tuple(range(len(order))):

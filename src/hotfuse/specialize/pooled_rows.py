@@ -2,7 +2,7 @@
 
     %first = select(%h: f32[B, S, 64], 1, 0)                                 the first row
     %last = index(%h, [arange(B), sum(%mask, 1) - 1])                        as many rows on as live, less one; `gather` as well
-    %end = index(%h, [arange(B), argmax(%ids, 1)])                           the row at a place that inputs tell
+    %end = index(%h, [arange(B), argmax(%ids, 1)])                           the row at a place that inputs tell; `gather` as well
     %mean = bmm(%mask[:, None, :], %h)                                       dead rows count nothing; `matmul`, `einsum`
 """
 
@@ -45,12 +45,11 @@ def picked_row(
     if op not in ("aten.select", "aten.slice", "aten.index", "aten.gather") or places.row is None or not isinstance(x, Value):
         return None
     if op in ("aten.index", "aten.gather"):
-        if op == "aten.gather":
-            return PickedRow.COUNTED if _gathered(node, places, graph, facts) else None
+        at = _gathered_at(node, places) if op == "aten.gather" else told_place(node, places, graph)
+        if at is not None and _counts(at, graph, facts):
+            return PickedRow.COUNTED
         rows = told_place(node, places, graph)
-        if rows is None or _counts(rows, graph, facts):
-            return None if rows is None else PickedRow.COUNTED
-        return PickedRow.TOLD if rows.name in told else None
+        return PickedRow.TOLD if rows is not None and rows.name in told else None
     axis, rank = argument(node, "dim", 0), len(shape_of(x))
     if not isinstance(axis, int) or axis % rank != places.row.axis:
         return None
@@ -65,8 +64,15 @@ def picked_row(
     return PickedRow.FIRST if index == 0 else PickedRow.LAST
 
 
+def one_each(v: Value) -> bool:
+    """Whether a value has one number for each sequence, if its first axis is that of sequences."""
+    return isinstance(v.type, TensorType) and len(v.type.shape) > 0 and all(n == 1 for n in v.type.shape[1:])
+
+
 def told_place(node: Node, places: RowPlaces, graph: Graph) -> Value | None:
-    """The place that each sequence is read at by `x[arange(B), place]`."""
+    """The place that each sequence is read at by `x[arange(B), place]`, or by `gather(x, 1, place[:, None, None].expand(..))`."""
+    if packet(node.op) == "aten.gather":
+        return _one_a_sequence(_gathered_at(node, places), graph)
     at = node.args[1]
     if places != RowPlaces(AxisIndex(0), AxisIndex(1)) or not isinstance(at, tuple) or len(at) != 2:
         return None
@@ -81,16 +87,25 @@ def told_place(node: Node, places: RowPlaces, graph: Graph) -> Value | None:
     return rows if isinstance(x, Value) and shape_of(sequences)[0] == shape_of(x)[0] == shape_of(rows)[0] else None
 
 
-def _gathered(node: Node, places: RowPlaces, graph: Graph, facts: Mapping[str, MaskFact]) -> bool:
-    """`gather(x, 1, counts - 1)`, which has one row where x has all, and is as long along every other axis."""
+def _gathered_at(node: Node, places: RowPlaces) -> Value | None:
+    """The index of a `gather` that has one row where its operand has all, and is as long along every other axis."""
     x, axis, at = node.args[0], argument(node, "dim"), argument(node, "index")
     if not isinstance(x, Value) or not isinstance(at, Value) or places.row is None or places.sequence != AxisIndex(0):
-        return False
+        return None
     shape = shape_of(x)
     if not isinstance(axis, int) or axis % len(shape) != places.row.axis:
-        return False
-    one = tuple(1 if i == places.row.axis else d for i, d in enumerate(shape))
-    return shape_of(at) == one and _counts(at, graph, facts)
+        return None
+    return at if shape_of(at) == tuple(1 if i == places.row.axis else d for i, d in enumerate(shape)) else None
+
+
+def _one_a_sequence(v: Value | None, graph: Graph) -> Value | None:
+    """The value with one number a sequence that such an index repeats along other axes."""
+    maker = makers(graph)
+    while v is not None and not one_each(v):
+        node = graph.nodes[maker[v.name]] if v.name in maker else None
+        x = node.args[0] if node is not None and packet(node.op) in _SAME else None
+        v = x if isinstance(x, Value) and shape_of(x)[:1] == shape_of(v)[:1] else None
+    return v
 
 
 def _counts(v: Value, graph: Graph, facts: Mapping[str, MaskFact]) -> bool:

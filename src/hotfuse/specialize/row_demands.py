@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from hotfuse.analysis.attention import FUSED, HIDES, written
 from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, OrderedFact, RowPlaces, lowered_for_softmax
-from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, quotient, shape_of, whole
+from hotfuse.analysis.row_axes import AlignedAxes, AxisIndex, NotByRows, Relation, carries, quotient, shape_of, whole
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim
@@ -220,10 +220,31 @@ class RowDemands:
                 sequence = None if places.sequence is None else relation.backward(places.sequence, self.mask.sequences, x, y)
                 row = None if places.row is None else relation.backward(places.row, self.mask.rows, x, y)
                 if row is None and sequence is not None:
-                    raise NotByRows("an operand that varies by sequences only")
+                    self.spread_axes(relation, v, out, places, sequence)
                 if row is not None and found.setdefault(name, RowPlaces(sequence, row)) != RowPlaces(sequence, row):
                     raise NotByRows("rows at several places")
         return found
+
+    def spread_operands(self, node: Node, places: RowPlaces) -> dict[str, tuple[int, int]]:
+        """Operands that vary by sequences only, which each live row reads its own of: their axes of sequences, and of rows."""
+        found: dict[str, tuple[int, int]] = {}
+        for name, relation in carries(node).operands.items():
+            v = next(v for v in node.ins if v.name == name)
+            x, y = shape_of(v), shape_of(node.outs[0])
+            if places.sequence is None or places.row is None or relation.backward(places.row, self.mask.rows, x, y) is not None:
+                continue
+            sequence = relation.backward(places.sequence, self.mask.sequences, x, y)
+            if sequence is not None:
+                found[name] = self.spread_axes(relation, v, node.outs[0], places, sequence)
+        return found
+
+    def spread_axes(self, relation: Relation, x: Value, out: Value, places: RowPlaces, sequence: AxisIndex) -> tuple[int, int]:
+        """Where an operand has sequences, and one row that stands for all of theirs; raises NotByRows where it has no such axis."""
+        assert places.row is not None
+        axis = len(shape_of(x)) + places.row.axis - len(shape_of(out))
+        if not isinstance(relation, AlignedAxes) or axis < 0 or not whole(sequence, self.mask.sequences, shape_of(x)):
+            raise NotByRows("an operand that varies by sequences only")
+        return sequence.axis, axis
 
     def _want(self, v: Value, places: RowPlaces) -> None:
         if self.rows.setdefault(v.name, places) != places:

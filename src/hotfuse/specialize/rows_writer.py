@@ -40,6 +40,10 @@ class RowsWriter(ABC):
         """The rows of a value that is there as a whole."""
 
     @abstractmethod
+    def spread(self, v: Value, axes: tuple[int, int]) -> Value:
+        """What each row reads of a value that is the same for all rows of a sequence; `axes`: of sequences, and of rows."""
+
+    @abstractmethod
     def live_count(self) -> Value:
         """The number of rows, as a number of the host."""
 
@@ -99,7 +103,9 @@ class RowsWriter(ABC):
         """A node on live rows."""
         places = next(self.demands.rows[v.name] for v in node.outs if v.name in self.demands.rows)
         wanted = self.demands.operand_places(node, places)
+        alike = self.demands.spread_operands(node, places)
         given: dict[str, Arg] = {name: self.rows(v) for v in node.ins if (name := v.name) in wanted}
+        given |= {name: self.spread(v, alike[name]) for v in node.ins if (name := v.name) in alike}
         self.note_lookup(node, wanted)
         outs: list[Value] = []
         for v in node.outs:

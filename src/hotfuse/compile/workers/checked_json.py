@@ -54,7 +54,8 @@ def described(kind: type[Any]) -> str:
 
 @cache
 def _types(kind: type[Any]) -> Mapping[str, Any]:
-    return {f.name: get_type_hints(kind)[f.name] for f in fields(kind)}
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def _optional(f: Field[Any]) -> bool:

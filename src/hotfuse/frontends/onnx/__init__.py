@@ -30,6 +30,7 @@ OP_TABLES: tuple[str, ...] = (
     "domains.zipped_outputs",
     "ops.movement",
     "ops.norm",
+    "ops.older",
     "ops.pad",
     "ops.pool",
     "ops.quant",

@@ -22,7 +22,7 @@ from hotfuse.frontends.onnx import control, limits
 from hotfuse.frontends.onnx.constant_products import ConstantProduct
 from hotfuse.frontends.onnx.constant_products import available as products_available
 from hotfuse.frontends.onnx.conv_kernels import ConvKernels
-from hotfuse.frontends.onnx.convs import folded
+from hotfuse.frontends.onnx.convs import Folded, folded
 from hotfuse.frontends.onnx.int8.dynamic import dynamic_layers
 from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model_file import OnnxNode
@@ -105,19 +105,24 @@ def _folded(program: Program) -> Ready:
 
 def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> list[_FixedCall]:
     """The steps that are left, each prepared; convolutions together with what follows them."""
-    found = folded(left, known, env, program.out_slots) if program.pack else None
-    if found is None:
-        return [_prepared(s, known, env, pack=program.pack) for s in left]
+    if not program.pack:
+        return [_prepared(s, known, env, pack=False) for s in left]
+    found = folded(left, known, env, program.out_slots) or Folded({}, frozenset(), {}, ())
+    sums = _with_biases(left, known, env, program.out_slots)
+    added = {place for place, _ in sums.values()}
     made: list[_FixedCall] = []
     for place, step in enumerate(left):
         made.extend(_in_rows(slot, step.node) for slot in found.rows.get(place, ()))
-        if place in found.instead:
+        if place in sums:
+            last, product = sums[place]
+            made.append(_FixedCall(product, step.ins[:1], left[last].outs, step.node))
+        elif place in found.instead:
             conv, chain = found.instead[place]
             last = left[chain.places[-1]]
             call = Bounded(ConvKernels(conv), step, env[step.ins[1]])
             made.append(_FixedCall(call, step.ins[:1], last.outs, step.node, conv.bytes))
-        elif place not in found.gone:
-            made.append(_prepared(step, known, env, pack=program.pack))
+        elif place not in found.gone and place not in added:
+            made.append(_prepared(step, known, env, pack=True))
     return [*made, *(_in_rows(slot, left[-1].node) for slot in found.rows_last)]
 
 
@@ -177,6 +182,35 @@ def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value], *, pack:
             call = made.call.plain if isinstance(made.call, (ConstantProduct, NativeRecurrent)) and not pack else made.call
             return _made(step, limits.guard(step.node, step.attrs, call), made.bytes, note=made.note)
     return _made(step, step.call, nested=step.programs)
+
+
+def _with_biases(
+    left: Sequence[ProgramStep], known: set[int], env: Sequence[Value], outputs: Sequence[int]
+) -> dict[int, tuple[int, ConstantProduct]]:
+    """Products with a constant matrix to whose results alone a constant row is added: by their places, those of the sums, and what
+    computes both at once."""
+    readers: dict[int, list[int]] = {}
+    for place, step in enumerate(left):
+        for slot in step.ins:
+            readers.setdefault(slot, []).append(place)
+    found: dict[int, tuple[int, ConstantProduct]] = {}
+    for place, step in enumerate(left):
+        after = readers.get(step.outs[0], [])
+        if step.node.op != "MatMul" or len(after) != 1 or step.outs[0] in outputs:
+            continue
+        add = left[after[0]]
+        if add.kind != "op" or add.node.domain not in ("", "ai.onnx") or add.node.op != "Add" or add.attrs:
+            continue
+        slot = next(i for i in add.ins if i != step.outs[0])
+        bias, product = env[slot] if slot in known else None, _product(step, known, env)
+        if product is None or not isinstance(bias, torch.Tensor) or not is_floats(bias, 1) or len(bias) != len(product.rows):
+            continue
+        found[place] = (after[0], ConstantProduct(product.rows, bias, _sum_of(product.rows, bias)))
+    return found
+
+
+def _sum_of(rows: torch.Tensor, bias: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.nn.functional.linear(x, rows, bias)
 
 
 def _product(step: ProgramStep, known: set[int], env: Sequence[Value]) -> ConstantProduct | None:

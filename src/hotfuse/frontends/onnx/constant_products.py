@@ -34,14 +34,20 @@ MIN_MULTIPLIES = 1 << 22
 class ConstantProduct:
     """`x @ weight + bias`, called with a node's inputs, of which only the first varies."""
 
-    __slots__ = ("_bias", "_inputs", "_outputs", "_packed", "_seen", "plain")
+    __slots__ = ("_bias", "_inputs", "_outputs", "_packed", "_seen", "plain", "rows")
 
     def __init__(self, rows: Tensor, bias: Tensor | None, plain: Callable[..., Any]) -> None:
         """`rows` holds the weights of one output each; `plain` is the node's own function."""
+        self.rows = rows
         self._outputs, self._inputs = int(rows.shape[0]), int(rows.shape[1])
         self._bias, self.plain = bias, plain
         self._packed = PackedWeight(lambda: _pack(rows), 4 * rows.numel())
         self._seen: set[int] = set()
+
+    @property
+    def constants(self) -> tuple[Tensor, Tensor | None]:
+        """What it multiplies with and adds, as `linear` takes them."""
+        return self.rows, self._bias
 
     @property
     def bytes(self) -> int:

@@ -129,6 +129,7 @@ class Compiler:
         for node in nodes:
             self._count(1)
             given = _fill(node.attrs, attrs)
+            given.pop("consumed_inputs", None)  # of versions before 6: which memory may be used again
             if node.op == "Constant" and node.domain == "":
                 consts[scope.new(node.outputs[0])] = (path + node.outputs[0], constant_value(node, given))
                 continue

@@ -11,6 +11,10 @@ Each read gives what it gave in that call (`frontends.paths.reads`), and what th
 `frontends.paths.path_checks` makes one check of the marks. What code asks of a symbol, torch would assert by itself, but not
 reliably: it leaves comparisons of floats out, and takes a size for known once it was compared, so that nothing is left to check. So
 every symbol has a tensor that it is read from, and what is asked of it is a mark like others.
+
+Libraries read what would spare them work in eager, and ask whether they are traced before (`if not is_tracing() and mask.all()`, in
+`transformers`). Such reads are left out: a traced call comes to none of that place, and to what was read behind it. Where a place
+was read in both, as often in both.
 """
 
 from __future__ import annotations
@@ -31,7 +35,18 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from hotfuse.base.errors import CaptureError
-from hotfuse.frontends.paths.reads import ITEM, NUMBERS, REAL, SIZES, TRUTH, WHOLE, Read, is_sized, tensors_in
+from hotfuse.frontends.paths.reads import (
+    ITEM,
+    NUMBERS,
+    REAL,
+    SIZES,
+    TRUTH,
+    WHOLE,
+    Read,
+    is_sized,
+    reading_place,
+    tensors_in,
+)
 from hotfuse.ops.own.assume import size_of
 
 MARK = "a call read "
@@ -52,6 +67,8 @@ class AssumedReads(TorchFunctionMode):
         super().__init__()
         self._reads = list(reads)
         self._at = 0
+        self._read_at, self._skipped = set[str](), set[str]()
+        """Places that read while tracing, and those that only did in the call."""
         self._read_from: dict[Any, Tensor] = {}
         """By symbol, the number that it was read from, as it was then."""
         self._asked: list[Any] = []
@@ -82,15 +99,23 @@ class AssumedReads(TorchFunctionMode):
     def finish(self) -> frozenset[str]:
         """The call is over: all reads were made. The symbols of which everything that was asked is marked."""
         self._mark_asked()
-        if self._at != len(self._reads):
-            raise _otherwise(f"it reads {self._at} values there, and {len(self._reads)} in a call")
+        self._skipped |= {place for _, _, place in self._reads[self._at :]}
+        if apart := self._skipped & self._read_at:
+            raise _otherwise(f"it reads less there than in a call, in {_function(min(apart))}")
         return frozenset(map(str, self._read_from))
 
     def _next(self, kind: str) -> Any:
-        if self._at >= len(self._reads):
-            raise _otherwise("it reads more there than in a call")
-        found, value = self._reads[self._at]
-        self._at += 1
+        place = reading_place()
+        left = range(self._at, len(self._reads))
+        at = next((i for i in left if self._reads[i][2] == place), None)
+        if at is None:  # the same function may ask otherwise where it is traced
+            at = next((i for i in left if _function(self._reads[i][2]) == _function(place) and self._reads[i][0] == kind), None)
+        if at is None:
+            raise _otherwise(f"it reads more there than in a call, in {_function(place)}")
+        self._skipped |= {where for _, _, where in self._reads[self._at : at]}  # where it asked whether it is traced
+        found, value, where = self._reads[at]
+        self._at = at + 1
+        self._read_at.add(where)
         if found != kind:
             raise _otherwise(f"read {self._at} is a {kind} there, and a {found} in a call")
         return value
@@ -195,6 +220,10 @@ def _read_tensor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
     if func is Tensor.__contains__:
         return (args[0] == args[1]).any()
     return args[0] if args else next(iter(kwargs.values()))
+
+
+def _function(place: str) -> str:
+    return place.rpartition("+")[0]
 
 
 def _constant(t: Tensor) -> Tensor | None:

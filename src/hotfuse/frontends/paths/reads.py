@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# Frames of callers are what places are found by.
 """What a model's Python reads of its tensors: truth values, numbers, and sizes that data decide.
 
     if x.mean() > 1: ...             a truth value
@@ -6,12 +8,14 @@
 
 A traced graph has one path through such code. Which one a real call took is recorded while the model's own code answers it, and
 tracing follows it (`frontends.paths.follow`, decision 160). Both see the calls that Python makes of torch, in the same order, so a
-recording is a list of values and nothing else.
+recording is a list of values, each with the place in the code that read it: some code reads where it is not traced alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +23,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hotfuse.frontends.model_frames import OURS, TORCH
+
 MAX_READS = 4096
 """Reads of one call that are followed: a loop over more than that is no graph worth having."""
 
-Read = tuple[str, Any]
-"""What was read: `TRUTH`, `WHOLE`, `REAL`, `ITEM` with the number; `SIZES` with the shapes of all tensors that came."""
+Read = tuple[str, Any, str]
+"""What was read: `TRUTH`, `WHOLE`, `REAL`, `ITEM` with the number, `SIZES` with the shapes of all tensors that came; and the place
+in the model's code."""
 Path = tuple[Read, ...]
 """All that one call read, in order."""
 TRUTH, WHOLE, REAL, ITEM, SIZES = "truth", "whole", "real", "item", "sizes"
@@ -54,6 +61,17 @@ def is_sized(function: Any, args: Sequence[Any]) -> bool:
     return any(isinstance(i, Tensor) and i.dtype in _TRUTHS for i in index)
 
 
+def reading_place() -> str:
+    """Where the model's code is that reads: the function and the expression, which stay when lines above them change. (Instructions
+    do not: which of those of a call is at work depends on what is called.)"""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, OURS)):
+        frame = frame.f_back
+    code = frame.f_code
+    line, _, column, end = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    return f"{code.co_qualname}+{(line or code.co_firstlineno) - code.co_firstlineno}:{column}-{end}"
+
+
 class TooManyReads(Exception):
     """A call reads more than is followed."""
 
@@ -71,20 +89,25 @@ class RecordedReads(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if len(self.reads) > MAX_READS:
             return result
-        kind = NUMBERS.get(func)
-        if kind is not None:
-            self.reads.append((kind, result))
+        if (kind := NUMBERS.get(func)) is not None:
+            found = [(kind, result)]
+        elif func is Tensor.__format__ and type(args[0]) is Tensor and not args[0].dim():
+            found = [(ITEM, args[0].item())]  # the text of its number
         elif func is Tensor.tolist:
-            self.reads += [(ITEM, v) for v in _flat(result)]  # traced tensors read one number after the other
+            found = [(ITEM, v) for v in _flat(result)]  # traced tensors read one number after the other
         elif is_sized(func, args):
-            self.reads.append((SIZES, tuple(tuple(t.shape) for t in tensors_in(result))))
+            found = [(SIZES, tuple(tuple(t.shape) for t in tensors_in(result)))]
+        else:
+            return result
+        place = reading_place()
+        self.reads += [(k, v, place) for k, v in found]
         return result
 
     def taken(self) -> tuple[Read, ...]:
         """All of them; raises TooManyReads."""
         if len(self.reads) > MAX_READS:
             raise TooManyReads(f"its code reads more than {MAX_READS} values of its tensors in one call")
-        if any(isinstance(v, complex) for _, v in self.reads):
+        if any(isinstance(v, complex) for _, v, _ in self.reads):
             raise TooManyReads("its code reads complex numbers of its tensors")
         return tuple(self.reads)
 
@@ -102,12 +125,12 @@ def tensors_in(result: Any) -> list[Tensor]:
 
 def reads_to_json(reads: Sequence[Read]) -> list[list[Any]]:
     """As JSON has it: numbers that are not finite are texts."""
-    return [[k, repr(v) if isinstance(v, float) and not math.isfinite(v) else v] for k, v in reads]
+    return [[k, repr(v) if isinstance(v, float) and not math.isfinite(v) else v, place] for k, v, place in reads]
 
 
 def reads_from_json(data: Sequence[Sequence[Any]]) -> tuple[Read, ...]:
     """The inverse of `reads_to_json`."""
-    return tuple((str(k), float(v) if isinstance(v, str) else _frozen(v)) for k, v in data)
+    return tuple((str(k), float(v) if isinstance(v, str) else _frozen(v), str(place)) for k, v, place in data)
 
 
 def _frozen(value: Any) -> Any:

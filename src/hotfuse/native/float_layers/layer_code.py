@@ -10,7 +10,6 @@ it is there callers have the libraries. What a layer is told is a table of words
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from hotfuse.native.byte_text import FunctionText
 from hotfuse.native.float_layers import gru_code, panel_products
 from hotfuse.native.float_layers.gate_formulas import VectorMath, number
 from hotfuse.native.float_layers.word_table import field
+from hotfuse.native.function import entered, entry_symbols, with_entries
 from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.native.toolchain import helper_object
@@ -310,10 +310,10 @@ class FloatLayers:
 
 def load_layers(target: CpuTarget) -> tuple[FloatLayers, Loaded]:
     """The layers made for a machine, and the code, which has to be kept."""
-    functions = {"hf_window_product": 5, "hf_lstm": 12, "hf_gru": 10}
-    code = load_object(helper_object(module_text(target), target), list(functions), {})
-    made = [ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n)(code.address(name)) for name, n in functions.items()]
-    return FloatLayers(target, *made), code
+    names = ("hf_window_product", "hf_lstm", "hf_gru")
+    text = with_entries(module_text(target), names)
+    code = load_object(helper_object(text, target), [f"py_{name}" for name in names], entry_symbols())
+    return FloatLayers(target, *(entered(code, name) for name in names)), code
 
 
 _kept: list[Loaded] = []

@@ -114,6 +114,8 @@ class DevicePacker:
                     return rows
                 case PackedInput.POSITIONS:
                     return rows % live.shape[1]
+                case PackedInput.SEQUENCES:
+                    return rows // live.shape[1]
                 case PackedInput.OFFSETS:
                     return offsets
                 case PackedInput.INVERSE:

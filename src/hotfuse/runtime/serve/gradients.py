@@ -15,9 +15,10 @@ and those of several calls are added up there, as the engine adds up what comes 
 
 Which results require gradients is seen in the model's own results, once for each pattern of what requires them among inputs and
 parameters (`GradientLink`). What this cannot do like eager stays in the model's own code, and `explain()` says so: results sharing
-memory with inputs, weights or one another (one tensor in several places is served); and programs that do call `backward`: the
+memory with inputs, weights or one another (one tensor in several places is served); programs that do call `backward`: the
 model would run twice, and what a loss makes of results that are rounded otherwise would not be what it makes of eager's
-(decision 41).
+(decision 41); and calls under hooks on saved tensors: `torch.utils.checkpoint` counts what is saved in a call and what in its
+repetition, and one of the two may be a plan's.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hotfuse.base.errors import CallFault, InternalError
@@ -46,6 +48,9 @@ MAX_WAITING = 16
 """Backward passes whose gradients of parameters are kept at once: those that were broken off leave theirs behind."""
 MAX_PATTERNS = 16
 """Patterns of requiring gradients that one entry remembers."""
+
+HOOKED = "saved tensors have hooks (checkpointing, save_on_cpu), which see what the model's own code saves"
+_hooks_on_saved_tensors: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
 
 Pattern = tuple[bool, ...]
 Gradient = torch.Tensor | None
@@ -109,8 +114,11 @@ def _listening(token: torch.Tensor, told: Callable[[], None]) -> tuple[Removable
 
 
 def opens_graph(results: Sequence[Any], leaves: Sequence[torch.Tensor]) -> bool:
-    """Whether results carry a graph that begins inside of the model: it enables gradients by itself where they are not."""
-    return any(isinstance(r, torch.Tensor) and r.grad_fn is not None and all(r is not t for t in leaves) for r in results)
+    """Whether results carry a graph that begins inside of the model, or begin one: it asks for gradients where they are off."""
+    return any(
+        isinstance(r, torch.Tensor) and r.requires_grad and not isinstance(r, nn.Parameter) and all(r is not t for t in leaves)
+        for r in results
+    )
 
 
 @dataclass(slots=True)
@@ -131,6 +139,8 @@ class GradientCounts:
     """A backward pass was seen that nobody has acted on."""
     own: int = 0
     """Calls that it has served because backward passes follow."""
+    hooked: int = 0
+    """Calls that it has served because saved tensors have hooks."""
 
     def seen(self) -> None:
         """A backward pass reached the model's parameters, or came through a served call."""
@@ -221,8 +231,14 @@ class Gradients:
             links.pop(oldest, None)
 
     def own_turn(self) -> bool:
-        """Whether the model's own code is to serve a call that wants gradients, because the program calls `backward`."""
+        """Whether the model's own code is to serve a call that wants gradients, because the program calls `backward` or looks at
+        what is saved for it."""
         counts = self.counts
+        if _hooks_on_saved_tensors(False) is not None:  # noqa: FBT003  (torch's own, which takes no names)
+            if not counts.hooked:
+                self._log.decide(Action.KEEP, Why.GRAD_NEEDED, self._name, because=HOOKED)
+            counts.hooked += 1
+            return True
         if not counts.followed and counts.resting <= 0:
             return False
         if counts.followed:
@@ -245,12 +261,14 @@ class Gradients:
     def explain(self, links: Iterable[Mapping[Pattern, GradientLink]] = ()) -> dict[str, Any]:
         """For `explain()` and `stats()`."""
         counts = self.counts
-        kept = sorted({link.kept for each in links for link in list(each.values()) if link.kept})
+        told = {link.kept for each in links for link in list(each.values()) if link.kept}
+        kept = sorted(told | {HOOKED} if counts.hooked else told)
         return {"served": counts.served, "backwards": counts.backwards, "own": counts.own, "kept": kept}
 
 
 def _sharing(outputs: Sequence[Any], places: Sequence[int], inputs: Sequence[torch.Tensor], now: Wanted) -> str:
-    """What a result with a gradient shares memory with: an in-place op on one would have to show in the graph of the other."""
+    """What a result with a gradient shares memory with: an in-place op on one would have to show in the graph of the other. Or that
+    it is a leaf of the graph, which keeps its gradient."""
     owners = {_memory(t): "a weight" for t in (now.watch.tensors if now.watch is not None else ())}
     owners |= {_memory(t): "an input" for t in inputs}
     results: dict[int, int] = {}
@@ -260,6 +278,8 @@ def _sharing(outputs: Sequence[Any], places: Sequence[int], inputs: Sequence[tor
         memory = _memory(out)
         if i in places and (owner := owners.get(memory)) is not None:
             return f"result {i} shares memory with {owner}"
+        if i in places and out.grad_fn is None:
+            return f"result {i} begins a graph of its own"
         other = results.setdefault(memory, i)
         if out is not outputs[other] and (i in places or other in places):
             return f"results {other} and {i} share memory"

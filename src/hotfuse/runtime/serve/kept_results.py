@@ -21,7 +21,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from ctypes import string_at
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,47 +54,56 @@ NOTED = 4
 PEEK = 4
 """During a while, one call in so many is compared with what is kept."""
 
+FEW_BYTES = 64
+"""Bytes in the middle that are looked at first: most contents differ there, and sequences begin and end alike more often."""
+
 _memcmp: Callable[[int, int, int], int] = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[attr-defined]
 _memcmp.restype = ctypes.c_int  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class InputCopy:
-    """A tensor's contents at one time."""
+class Contents(NamedTuple):
+    """What tensors hold, row-major, and a few bytes of each: most other contents differ in those already."""
 
-    copy: torch.Tensor
-    shape: torch.Size
-    address: int
-    bytes: int
+    few: tuple[tuple[torch.Size, bytes], ...]
+    tensors: tuple[torch.Tensor, ...]
+    places: tuple[tuple[int, int], ...]
+    """Addresses, and how many bytes lie there."""
 
-    def same(self, t: torch.Tensor) -> bool:
-        """Whether a tensor has them now."""
-        if t.shape != self.shape:
+    def same(self, other: Contents) -> bool:
+        """Whether others are these now; comparing numbers would take -0.0 for 0.0."""
+        if self.few != other.few:
             return False
-        row = t.detach().contiguous()  # the tensor itself where it is; comparing numbers would take -0.0 for 0.0
-        return _memcmp(self.address, row.data_ptr(), self.bytes) == 0
+        return all(_memcmp(a, b, n) == 0 for (a, n), (b, _) in zip(self.places, other.places, strict=True))
+
+    def copied(self) -> Contents:
+        """As they are now, in memory that nobody writes."""
+        return contents([t.detach().clone() for t in self.tensors])
 
 
-def copied(t: torch.Tensor) -> InputCopy:
-    """A tensor's contents, as they are now."""
-    copy = t.detach().contiguous()
-    copy = copy.clone() if copy.data_ptr() == t.data_ptr() else copy
-    return InputCopy(copy, copy.shape, copy.data_ptr(), copy.numel() * copy.element_size())
+def contents(tensors: Sequence[torch.Tensor]) -> Contents:
+    """Of the tensors themselves where they lie row-major."""
+    few: list[tuple[torch.Size, bytes]] = []
+    rows: list[torch.Tensor] = []
+    places: list[tuple[int, int]] = []
+    for t in tensors:
+        row = t if t.is_contiguous() else t.detach().contiguous()
+        address, size = row.data_ptr(), row.nbytes
+        some = string_at(address, size) if size <= FEW_BYTES else string_at(address + (size - FEW_BYTES) // 2, FEW_BYTES)
+        few.append((row.shape, some))
+        rows.append(row)
+        places.append((address, size))
+    return Contents(tuple(few), tuple(rows), tuple(places))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptResults:
     """What was computed for some contents."""
 
-    inputs: tuple[InputCopy, ...]
+    inputs: Contents
     values: tuple[Any, ...]
     storages: frozenset[int]
     bytes: int
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the tensors that it was computed for."""
-        return all(c.same(t) for c, t in zip(self.inputs, tensors, strict=True))
 
 
 class RepeatedInputs:
@@ -112,10 +122,12 @@ class RepeatedInputs:
         """By the times of calls that looked, against what others took."""
         self._known: tuple[KeptResults, ...] = ()
         """The most recently used first; exchanged by one reference store."""
-        self._noted: tuple[tuple[InputCopy, ...], ...] = ()
+        self._noted: tuple[Contents, ...] = ()
         """Contents that came once of late, and are not kept."""
         self._newest: KeptResults | None = None
-        """What was kept last and has not come again so far."""
+        """What was kept last and has not come again so far ..."""
+        self._at_once = True
+        """... and whether that was when it first came. What came twice before says less of contents that come first."""
         self._doubt = 0
         """Contents in a row that were kept when they first came, and have not come again."""
         self._resting = self._in_vain = self._doubled = 0
@@ -140,19 +152,19 @@ class RepeatedInputs:
             self._untimed -= 1
             return self._timed(inputs)[0]
         begin = time.perf_counter()
-        mine = [inputs[i] for i in self._takes]
+        mine = contents([inputs[i] for i in self._takes])
         known = self._known
-        found = next((k for k in known if k.of(mine)), None)
+        found = next((k for k in known if k.inputs.same(mine)), None)
         if found is not None:
             self.hits += 1
             self._in_vain = 0
             if found is self._newest:
-                self._newest, self._doubt = None, 0
+                self._newest, self._doubt = None, 0 if self._at_once else max(0, self._doubt - 1)
             if found is not known[0]:
                 self._known = (found, *(k for k in known if k is not found))
         elif (found := self._admitted(mine)) is None:
-            outs, seconds = self._timed(inputs)
-            self._weigh(seconds)
+            outs, _ = self._timed(inputs)
+            self._weigh(time.perf_counter() - begin)  # looking is part of what such a call takes
             return outs
         self._behind_whole = False
         outs = tuple([_own(o, found.storages) for o in self._rest_run(*inputs, *found.values)])
@@ -192,20 +204,20 @@ class RepeatedInputs:
             self._noted = ()
         if not self._known or self._resting % PEEK:
             return False
-        mine = [inputs[i] for i in self._takes]
-        if not any(k.of(mine) for k in self._known):
+        mine = contents([inputs[i] for i in self._takes])
+        if not any(k.inputs.same(mine) for k in self._known):
             return False
         self._resting = self._doubled = self._in_vain = 0
         return True
 
-    def _admitted(self, mine: Sequence[torch.Tensor]) -> KeptResults | None:
+    def _admitted(self, mine: Contents) -> KeptResults | None:
         """What is kept of contents that are not known from now on; None where they are to come a second time first."""
-        again = any(all(c.same(t) for c, t in zip(n, mine, strict=True)) for n in self._noted)
+        again = any(n.same(mine) for n in self._noted)
         if again or self._doubt < IN_VAIN:
             self.begun_again += again
             self._doubt += not again
             self._noted = () if again else self._noted
-            self._newest = found = self._computed(mine)
+            self._newest, self._at_once = (found := self._computed(mine)), not again
             if not self._known:  # it is too large to be kept
                 self._stop(MAX_DOUBLED)
             return found
@@ -213,17 +225,17 @@ class RepeatedInputs:
         if self._in_vain > NOTED:
             self._stop()
         else:
-            self._noted = (tuple(copied(t) for t in mine), *self._noted[: NOTED - 1])
+            self._noted = (mine.copied(), *self._noted[: NOTED - 1])
         return None
 
-    def _computed(self, mine: Sequence[torch.Tensor]) -> KeptResults:
+    def _computed(self, mine: Contents) -> KeptResults:
         self.misses += 1
         with torch.inference_mode(False), torch.no_grad():
-            copies = tuple(copied(t) for t in mine)  # before anything runs: what is computed belongs to these contents
-            theirs = frozenset(t.untyped_storage().data_ptr() for t in mine)
-            values = tuple(_own(v, theirs) for v in self._kept_run(*[c.copy for c in copies]))
+            copies = mine.copied()  # before anything runs: what is computed belongs to these contents
+            theirs = frozenset(t.untyped_storage().data_ptr() for t in mine.tensors)
+            values = tuple(_own(v, theirs) for v in self._kept_run(*copies.tensors))
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        size = sum(c.bytes for c in copies) + sum(t.numel() * t.element_size() for t in tensors)
+        size = sum(n for _, n in copies.places) + sum(t.numel() * t.element_size() for t in tensors)
         made = KeptResults(copies, values, frozenset(t.untyped_storage().data_ptr() for t in tensors), size)
         room, kept = MAX_BYTES - size, list[KeptResults]()
         for k in self._known[: MAX_CONTENTS - 1]:

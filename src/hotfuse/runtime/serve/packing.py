@@ -22,7 +22,7 @@ from hotfuse.runtime.serve.backoff import Backoff
 from hotfuse.specialize.packing import PackedInput, Packing
 
 Array = np.ndarray[Any, Any]
-_BY_ROW = frozenset({PackedInput.ROWS, PackedInput.POSITIONS, PackedInput.KEY_PLACES})
+_BY_ROW = frozenset({PackedInput.ROWS, PackedInput.POSITIONS, PackedInput.SEQUENCES, PackedInput.KEY_PLACES})
 """Inputs that are as long as there are live rows."""
 
 
@@ -157,7 +157,8 @@ class MaskPacker:
             return Padded.POSITION
         if self.packing.counted and not live[np.arange(len(each)), each - 1].all():
             return Padded.POSITION
-        place = None if self.place is None else self.place((*inputs, given) if self.maker is not None else inputs).numpy()
+        told = (*inputs, given) if self.maker is not None else inputs
+        place = None if self.place is None else self.place(told).numpy().reshape(-1)
         if place is not None and not _live_at(live, place):
             return Padded.POSITION
         if self.packing.front and bool((live[:, 1:] > live[:, :-1]).any()):
@@ -204,6 +205,8 @@ def _made(wanted: Sequence[PackedInput], live: Array, each: Array, place: Array 
                 return rows
             case PackedInput.POSITIONS:
                 return rows % live.shape[1]
+            case PackedInput.SEQUENCES:
+                return rows // live.shape[1]
             case PackedInput.OFFSETS:
                 return offsets
             case PackedInput.INVERSE:

@@ -3,7 +3,8 @@
 The comparison costs nothing and sees what users see: their threads, their load, their sizes. Its rounds are those of
 `runtime.tierup.race` and are judged by the same bet. A candidate that takes more than twice as long from the beginning is out
 after two rounds, so that calls do not pay for it. Two rounds are no verdict: another program that had the core twice looks the
-same, so it is tried again later (decision 406).
+same, so it is tried again later (decision 406). A round in which the calling thread computed no more than twice as long was lost by
+waiting, for a core most likely: it is lost like any other, and ends nothing (decision 432).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.tierup.race import ALPHA, LIVE, MARGIN, Trial, by_far, growth
-from hotfuse.runtime.tierup.turns import NEW, OLD, Key, Turns
+from hotfuse.runtime.tierup.turns import MAX_KEYS, NEW, OLD, Key, Turns
 
 if TYPE_CHECKING:
     from hotfuse.runtime.plan import Plan
@@ -42,6 +43,8 @@ class LiveContest:
         self._turns = Turns(id(self) >> 4)
         self._rounds: list[tuple[float, float]] = []
         self._wins = self._bad = 0
+        self._computed: dict[Key, list[float | None]] = {}
+        """Processor seconds of the calling thread in a key's last call by either side."""
         self.answered_s = 0.0
         """What calls took so far."""
         self._judging = threading.Lock()
@@ -53,25 +56,31 @@ class LiveContest:
         """Who answers a call."""
         return self._turns.next(key)
 
-    def took(self, key: Key, side: int, seconds: float) -> None:
-        """A call was answered. Rounds that end while another one is judged are passed over, so that no call waits."""
+    def took(self, key: Key, side: int, seconds: float, computed: float | None = None) -> None:
+        """A call was answered, for which the calling thread `computed` so long, where that is known. Rounds that end while another
+        one is judged are passed over, so that no call waits.
+        """
         self.answered_s += seconds
+        if len(self._computed) >= MAX_KEYS and key not in self._computed:
+            self._computed.clear()
+        of_key = self._computed.setdefault(key, [None, None])
+        of_key[side] = computed
         ended = self._turns.took(key, side, seconds)
         if ended is None or not self._judging.acquire(blocking=False):
             return
         try:
             if self.trial is None:
-                self._judge(*ended)
+                self._judge(*ended, held_up=_no_more(*of_key))
         finally:
             self._judging.release()
 
-    def _judge(self, old: float, new: float) -> None:
+    def _judge(self, old: float, new: float, *, held_up: bool) -> None:
         if self._warm_ups > 0:
             self._warm_ups -= 1
             return
         self._rounds.append((old, new))
         self._wins += new < MARGIN * old
-        self._bad += new > BADLY * old
+        self._bad += new > BADLY * old and not held_up
         rounds, wins = len(self._rounds), self._wins
         if self._bad >= BAD_ROUNDS and 2 * self._bad > rounds:
             self._end(won=False, decided=False)
@@ -115,6 +124,11 @@ class LiveContest:
     def _so_far(self, *, won: bool, decided: bool) -> Trial:
         old, new = (median(r[side] for r in self._rounds) * 1e6 if self._rounds else 0.0 for side in (OLD, NEW))
         return Trial(old, new, len(self._rounds), won, decided, LIVE)
+
+
+def _no_more(old: float | None, new: float | None) -> bool:
+    """Whether what the new one computed does not explain that a round was lost badly."""
+    return old is not None and new is not None and new <= BADLY * old
 
 
 class PlanContest(LiveContest):

@@ -68,8 +68,8 @@ from hotfuse.specialize.table import (
     AttemptKey,
 )
 
-STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
-MACHINE = frozenset({"threads", "cores", "speed", "callers"})
+STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers", "gaps")
+MACHINE = frozenset({"threads", "cores", "speed", "callers", "gaps"})
 """What decides how fast a plan is, whatever it computes."""
 
 
@@ -190,7 +190,8 @@ class Improver:
             return
         settings = self._plans.settings
         stamp = (self._plans.generation, threads or team_size.threads(), self._plans.call_sampler.drifts(entry.key),
-                 self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
+                 self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes,
+                 entry.gaps.changes)
         if not entry.stamp:
             entry.stamp = stamp  # the plan of an earlier process may have lost already, under these
         elif entry.stamp != stamp:  # what lost under other circumstances may win now
@@ -273,7 +274,8 @@ class Improver:
 
     def _reopen(self, site: Site, entry: Entry, stamp: tuple[int, ...]) -> None:
         """What decisions rest on changed: the model, torch's threads, the traffic, the performance model, the process's cores,
-        their speed, how many threads call. What was refused may be tried; what serves has to prove itself again.
+        their speed, how many threads call, how far apart calls are. What was refused may be tried; what serves has to prove itself
+        again.
         """
         before, entry.stamp = entry.stamp, stamp
         entry.refused.clear()

@@ -12,7 +12,7 @@ from hotfuse.profile.agent import BUDGET
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.lull import QUIET_S
-from hotfuse.runtime.tierup.race import Trial
+from hotfuse.runtime.tierup.race import MARGIN, Trial
 
 LONG_S = QUIET_S / 5
 """Calls that take longer are marked as calls under way, which costs nothing beside them."""
@@ -38,7 +38,7 @@ def decided(entry: Entry, contest: PlanContest, trial: Trial, log: EventLog, nam
     entry.close(contest)
     if (ratio := contest.ratio) is None:
         return
-    entry.own = not (trial.won if trial.decided else trial.new_us < trial.old_us)
+    entry.own = not (trial.won if trial.decided else trial.new_us < MARGIN * trial.old_us)
     entry.own_ratio = ratio
     seconds, native, _ = entry.dispatch_s
     entry.lost_by_dispatch = entry.own and not native and trial.new_us - seconds * 1e6 < trial.old_us

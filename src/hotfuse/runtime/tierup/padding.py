@@ -32,6 +32,7 @@ from hotfuse.runtime.serve.packing import MOSTLY_LIVE, Maker, MaskPacker, Packed
 from hotfuse.runtime.tierup.device_padding import device_packed_plan
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.runtime.tierup.packing_share import break_even_share
+from hotfuse.runtime.tierup.skipping import all_finite
 from hotfuse.simplify import simplify
 from hotfuse.specialize.derived_masks import DerivedMask, derived_mask, derived_masks
 from hotfuse.specialize.packing import Packing, packed_graph
@@ -125,7 +126,7 @@ def padded_traffic(
     if not able:
         raise NotPadded(f"no kept call can be packed: {packer(calls[0])}")
     packer = _limited(_with_another(packer, weights, able), able)
-    _require_even_tables(graph, weights, packer, able)
+    _require_hidden_weights(graph, weights, packer, able)
     shares = [packer.share(c) for c in calls]
     mean = statistics.fmean(shares)
     ordered = [calls[c] for c in sorted(range(len(calls)), key=lambda c: abs(shares[c] - mean))]
@@ -184,8 +185,12 @@ def _reach(packer: MaskPacker, usual: Sequence[float]) -> float:
     return min(LARGEST, ROOM * math.sqrt(max(1.0, lowers / HIDES)) * max(1.0, statistics.median(usual)))
 
 
-def _require_even_tables(graph: Graph, weights: Mapping[str, torch.Tensor], packer: MaskPacker, calls: Sequence[Call]) -> None:
-    """Raise CannotPack where an index may bring a row of a table that is too large to be hidden: indices do not show how large."""
+def _require_hidden_weights(graph: Graph, weights: Mapping[str, torch.Tensor], packer: MaskPacker, calls: Sequence[Call]) -> None:
+    """Raise CannotPack where weights are not finite, or an index may bring a row of a table that is too large to be hidden: indices
+    do not show how large.
+    """
+    if not all_finite({p.key: weights[p.key] for p in packer.graph.params}):
+        raise CannotPack("weights are not finite, which dead rows would spread")
     places = {v.name: i for i, v in enumerate(graph.inputs)}
     keys = {p.value.name: p.key for p in graph.params}
     for n in graph.nodes:
@@ -352,8 +357,12 @@ class PaddingLayer(Layer):
     def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
         """Live rows alone up to the share of them that is measured to pay; a graph that cannot be packed stays as it is."""
         try:
-            known = self.known.pop() if self.known and self.known[-1].graph is graph else None
-            found = known or padded_traffic(graph, composer.weights, calls, ignore_outputs=self.ignore)
+            if self.known and self.known[-1].graph is graph:
+                found = self.known.pop()  # of weights that may have been written since
+                able = [c for c in found.calls if not isinstance(found.packer(c), Padded)]
+                _require_hidden_weights(graph, composer.weights, found.packer, able)
+            else:
+                found = padded_traffic(graph, composer.weights, calls, ignore_outputs=self.ignore)
         except (CannotPack, NotPadded):
             return composer.plan(graph, calls, inner)
         sample = found.calls[0]

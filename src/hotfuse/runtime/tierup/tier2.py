@@ -28,7 +28,7 @@ from hotfuse.runtime.tierup.layers.distinct_rows import DistinctRowsLayer
 from hotfuse.runtime.tierup.layers.layer import Layer, specialized, with_layer
 from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
 from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, PaddingLayer, padded_traffic
-from hotfuse.runtime.tierup.skipping import all_finite, products
+from hotfuse.runtime.tierup.skipping import products
 from hotfuse.runtime.tierup.tier1 import fused
 from hotfuse.specialize.distinct_rows import rowwise
 from hotfuse.specialize.outcomes import SpecializationOutcomes
@@ -212,10 +212,6 @@ def without_padding(
             refuse(entry, key, Why.NOT_PACKED, str(e), tier=2, what=PADDING, because=str(e))
         return None
     if first is not None and not first(found.share):
-        return None
-    if not known and not all_finite({p.key: entry.weights[p.key] for p in found.packer.graph.params}):
-        said = "weights are not finite, which dead rows would spread"
-        context.refuse(entry, key, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
         return None
     if known is not None and not known:
         known.append(found)

@@ -26,7 +26,7 @@ class Released:
     """What was given back of one model's weights."""
 
     def __init__(self, folder: Path, name: str, log: EventLog) -> None:
-        self._folder = folder.expanduser() / "released"
+        self._folder = folder / "released"
         self._name, self._log = name, log
         self._lock = threading.Lock()
         self._ranges: list[Range] = []

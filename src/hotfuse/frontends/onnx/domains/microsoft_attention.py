@@ -138,9 +138,16 @@ def qattention(
     mask_filter_value: float = -10000.0,
     scale: float = 0.0,
     unidirectional: int = 0,
-    **_: Any,
+    do_rotary: int = 0,
+    past_present_share_buffer: int = 0,
 ) -> Any:
     """The projection in 8 bits, the rest in float."""
+    if do_rotary or past_present_share_buffer:
+        raise ModelError(
+            "com.microsoft::QAttention with an option that is not supported",
+            because="it rotates its heads, or its cache has room behind what is valid",
+            hint="export without these options",
+        )
     product = matmul_integer(ctx, x, weight, input_zero_point, weight_zero_point)
     qkv = product.float() * (input_scale * weight_scale) + bias
     q, k, v = (split_heads(t, num_heads) for t in qkv.chunk(3, -1))

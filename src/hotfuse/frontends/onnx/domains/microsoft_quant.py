@@ -43,8 +43,11 @@ def _real(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 def _stored(y: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Rounded half to even, shifted, saturated."""
+    return _shifted(torch.round(y / scale.reshape(-1)[0]), zero, dtype)
+
+
+def _shifted(whole: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
     info = torch.iinfo(dtype)
-    whole = torch.round(y / scale.reshape(-1)[0])
     shifted = whole if zero is None else whole + zero.reshape(-1)[0].float()
     return shifted.clamp(info.min, info.max).to(dtype)
 
@@ -157,15 +160,18 @@ def qlinear_global_average_pool(
     ctx: Ctx,
     x: Tensor,
     x_scale: Tensor,
-    x_zero: Tensor,
+    x_zero: Tensor | None,
     y_scale: Tensor,
-    y_zero: Tensor,
+    y_zero: Tensor | None,
     *,
     channels_last: int = 0,
 ) -> Tensor:
-    real = _real(x, x_scale, x_zero)
+    """Sums of integers, which floats hold exactly up to 65,793 pixels, and one factor as ONNX Runtime has it: means close to the
+    middle between two results fall as there."""
     dims = list(range(1, x.dim() - 1)) if channels_last else list(range(2, x.dim()))
-    return _stored(real.mean(dims, keepdim=True), y_scale, y_zero, x.dtype)
+    whole = x.float() if x_zero is None else x.float() - x_zero.reshape(-1)[0].float()
+    factor = x_scale.reshape(-1)[0] / (y_scale.reshape(-1)[0] * math.prod(x.shape[d] for d in dims))
+    return _shifted(torch.round(whole.sum(dims, keepdim=True) * factor), y_zero, x.dtype)
 
 
 @onnx_op("QLinearConcat", domain=_MS)

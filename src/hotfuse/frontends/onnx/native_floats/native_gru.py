@@ -18,6 +18,7 @@ from hotfuse.frontends.onnx.native_floats.native_recurrent import (
     Run,
     gate_rows,
     reads_backwards,
+    row_major,
 )
 from hotfuse.frontends.onnx.packed_weights import PackedWeight
 from hotfuse.native.float_layers import panel_products
@@ -64,10 +65,11 @@ class NativeGru(NativeRecurrent):
         hidden, gru, many = self._hidden, native.gru, max(1, TOGETHER // batch)
         size = 4 * panel_products.padded(hidden, native.target) * batch * (5 + 3 * min(many, steps))
         state, sizes, behind = (len(directions), batch, hidden), (steps, len(directions), batch, hidden), 4 * batch * hidden
+        like_state, like_y = row_major(state), row_major(sizes)
 
         def run(x: Tensor, h: Tensor | None, _: Tensor | None) -> tuple[Tensor, Tensor] | None:
             x, h = x.contiguous(), x.new_zeros(state) if h is None else h.contiguous()
-            y, last, scratch = x.new_empty(sizes), x.new_empty(state), room(size)
+            y, last, scratch = x.new_empty_strided(*like_y), x.new_empty_strided(*like_state), room(size)
             for d, direction in enumerate(directions):
                 if (weights := direction.weights.get()) is None:
                     return None

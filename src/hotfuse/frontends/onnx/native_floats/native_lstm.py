@@ -27,6 +27,7 @@ from hotfuse.frontends.onnx.native_floats.native_recurrent import (
     Run,
     gate_rows,
     reads_backwards,
+    row_major,
 )
 from hotfuse.frontends.onnx.packed_weights import PackedWeight
 from hotfuse.native.float_layers import panel_products
@@ -93,11 +94,13 @@ class NativeLstm(NativeRecurrent):
         hidden, lstm, many = self._hidden, native.lstm, max(1, TOGETHER // batch)
         size = 4 * panel_products.padded(hidden, native.target) * batch * (6 + 4 * min(many, steps))
         state, sizes, behind = (len(directions), batch, hidden), (steps, len(directions), batch, hidden), 4 * batch * hidden
+        like_state, like_y = row_major(state), row_major(sizes)
 
         def run(x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor, Tensor] | None:
             zeros = x.new_zeros(state) if h is None or c is None else x
             x, h, c = x.contiguous(), zeros if h is None else h.contiguous(), zeros if c is None else c.contiguous()
-            y, last_h, last_c = x.new_empty(sizes), x.new_empty(state), x.new_empty(state)
+            y = x.new_empty_strided(*like_y)
+            last_h, last_c = x.new_empty_strided(*like_state), x.new_empty_strided(*like_state)
             at, from_h, from_c = y.data_ptr(), h.data_ptr(), c.data_ptr()
             to_h, to_c, scratch = last_h.data_ptr(), last_c.data_ptr(), room(size)
             for d, direction in enumerate(directions):

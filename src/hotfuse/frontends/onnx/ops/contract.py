@@ -16,7 +16,7 @@ def matmul(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b)
 
 
-@onnx_op("Gemm")
+@onnx_op("Gemm", since=7)
 @wraps()
 def gemm(
     ctx: Ctx,

@@ -85,19 +85,19 @@ def is_inf(ctx: Ctx, x: Tensor, *, detect_negative: int = 1, detect_positive: in
     return torch.zeros_like(x, dtype=torch.bool)
 
 
-@onnx_op("Add")
+@onnx_op("Add", since=7)
 @wraps()
 def add(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
     return torch.add(a, b)
 
 
-@onnx_op("Sub")
+@onnx_op("Sub", since=7)
 @wraps()
 def sub(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
     return torch.sub(a, b)
 
 
-@onnx_op("Mul")
+@onnx_op("Mul", since=7)
 @wraps()
 def mul(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
     return torch.mul(a, b)
@@ -123,7 +123,7 @@ def _quotient(a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
 
-@onnx_op("Div")
+@onnx_op("Div", since=7)
 def div(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, b) if a.is_floating_point() or a.is_complex() else _quotient(a, b)
 
@@ -142,7 +142,7 @@ def mod(ctx: Ctx, a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
     return torch.where(y == 0, torch.copysign(y, b), y) if ctx.opset >= 28 and a.is_floating_point() else y
 
 
-@onnx_op("Pow")
+@onnx_op("Pow", since=7)
 def power(ctx: Ctx, a: Tensor, b: Tensor) -> Tensor:
     if b.dtype in UNSIGNED:
         b = b.to(torch.int64)

@@ -36,11 +36,14 @@ def _prepare_reshape(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) 
     return Prepared(call, 0)
 
 
-@onnx_op("Reshape", prepare=_prepare_reshape)
+@onnx_op("Reshape", since=5, prepare=_prepare_reshape)
 @moves(0)
 def reshape(ctx: Ctx, x: Tensor, shape: Tensor, *, allowzero: int = 0) -> Tensor:
+    return reshaped(x, ctx.ints(shape), allowzero)
+
+
+def reshaped(x: Tensor, dims: list[Any], allowzero: int = 0) -> Tensor:
     """A zero copies the input's size (unless allowed to mean itself), -1 takes what is left."""
-    dims = ctx.ints(shape)
     copied = [i for i, n in enumerate(dims) if is_known(n, 0) and not allowzero]
     for i in copied:
         if i >= x.dim():
@@ -117,7 +120,7 @@ def concat(ctx: Ctx, *xs: Tensor, axis: int = 1) -> Tensor:
     return torch.cat(xs, axis)
 
 
-@onnx_op("Split")
+@onnx_op("Split", since=2)
 @moves(0)
 def split_2(ctx: Ctx, x: Tensor, *, axis: int = 0, split: Sequence[int] | None = None) -> tuple[Tensor, ...]:
     return _split(ctx, x, axis, split, None)

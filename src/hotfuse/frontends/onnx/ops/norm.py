@@ -183,8 +183,8 @@ def lp_norm(ctx: Ctx, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     return x / torch.where(norm == 0, torch.ones_like(norm), norm)
 
 
-@onnx_op("MeanVarianceNormalization")
-def mean_variance_norm(ctx: Ctx, x: Tensor, *, axes: list[int] | None = None, **_: Any) -> Tensor:
+@onnx_op("MeanVarianceNormalization", since=9)
+def mean_variance_norm(ctx: Ctx, x: Tensor, *, axes: list[int] | None = None) -> Tensor:
     var, mean = torch.var_mean(x, axes if axes is not None else [0, 2, 3], correction=0, keepdim=True)
     return (x - mean) / (torch.sqrt(var) + 1e-9)
 

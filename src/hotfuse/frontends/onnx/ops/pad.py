@@ -14,7 +14,7 @@ from hotfuse.frontends.onnx.elements import Value, moves, norm_axis, zero_of
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 
-@onnx_op("Pad")
+@onnx_op("Pad", since=2)
 def pad_2(ctx: Ctx, x: Tensor, *, pads: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     fill = torch.tensor(value, dtype=x.dtype, device=x.device) if mode == "constant" and value else None
     return _pad(ctx, x, fill, pads=pads, axes=None, mode=mode)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.onnx.elements import is_known
 from hotfuse.frontends.onnx.native_floats.native_gru import native_gru
 from hotfuse.frontends.onnx.native_floats.native_lstm import float_weights, native_lstm
 from hotfuse.frontends.onnx.packed_lstm import NOT_PACKED, PACKED, PackedLstm, packed
@@ -239,6 +240,9 @@ def _directions(
     for d in range(2 if direction == "bidirectional" else 1):
         back = direction == "reverse" or d == 1
         start = [x.new_zeros([x.shape[1], hidden]) if h is None else h[d] for h in initial]
+        if is_known(x.shape[0], 0):  # no step: the first states are the last ones; torch's operators refuse it
+            got.append((x.new_zeros([0, *start[0].shape]), *start))
+            continue
         y, *states = cell(d, _reversed(x, lens) if back else x, lens, *start)
         got.append((_reversed(y, lens) if back else y, *states))
     y = torch.stack([g[0] for g in got], 1)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.frontends.onnx.constant_folding import Bounded
@@ -44,15 +45,20 @@ def bound(
     step: ProgramStep | None, call: Callable[..., Any], xs: Sequence[Any], result: Any, fixed: Sequence[bool]
 ) -> BoundCall | FirstInput | None:  # fmt: skip
     """The call with what is known of it; None where it stays as it is. `fixed` says which inputs are the same in every call."""
+    x = xs[0]
     if step is None:
-        return (faster_of(call.conv, xs[0]), (0,)) if isinstance(call, Bounded) else None
-    x, op = xs[0], step.node.op
+        if isinstance(call, ConstantProduct):
+            return call.for_sizes(x) or KnownBehind(F.linear, call.constants), (0,)
+        return (faster_of(call.conv, x), (0,)) if isinstance(call, Bounded) else None
+    op = step.node.op
     if not isinstance(x, Tensor):
         return None
     if isinstance(call, NativeRecurrent) and (layer := call.for_sizes(xs)) is not None:
         return layer, tuple(range(len(xs)))
     if isinstance(call, ConstantProduct) and (product := call.for_sizes(x)) is not None:
         return product, tuple(range(len(xs)))
+    if isinstance(call, ConstantProduct) and op == "Gemm" and x.dtype is torch.float32:
+        return KnownBehind(F.linear, call.constants), (0,)
     if op in ("Identity", "Cast") and result is x:
         return FIRST_INPUT
     if moved_as_it_is(x) and all(fixed[1:]):
@@ -73,6 +79,8 @@ def bound(
         power = float(xs[1])  # which is what torch makes of such a tensor
         return KnownBehind(torch.pow, (power,)), (0,)
     if op in _MEANS and x.dtype is torch.float32 and all(fixed[1:]) and (found := _reduced(step, xs)) is not None:
+        return found, (0,)
+    if x.dtype is torch.float32 and (layer := _LAYERS.get(op)) is not None and (found := layer(step, xs, fixed)) is not None:
         return found, (0,)
     if op == "Concat" and "axis" in step.attrs and all(isinstance(v, Tensor) and v.dtype is x.dtype and v.dim() for v in xs):
         axis = norm_axis(int(step.attrs["axis"]), x.dim())
@@ -126,6 +134,30 @@ def _reduced(step: ProgramStep, xs: Sequence[Any]) -> Callable[[Tensor], Tensor]
         return None
     dims, kept = sorted({norm_axis(a, xs[0].dim()) for a in given}), bool(step.attrs.get("keepdims", 1))
     return KnownBehind(_MEANS[step.node.op], (dims, kept))
+
+
+def _softmax(step: ProgramStep, xs: Sequence[Any], _fixed: Sequence[bool]) -> Callable[[Tensor], Tensor] | None:
+    return KnownBehind(torch.softmax, (int(step.attrs.get("axis", -1)),)) if step.opset >= 13 else None
+
+
+def _layer_norm(step: ProgramStep, xs: Sequence[Any], fixed: Sequence[bool]) -> Callable[[Tensor], Tensor] | None:
+    """With one result, and constants of the sizes that are normalized."""
+    x, (scale, bias) = xs[0], (*xs[1:], None, None)[:2]
+    sizes = tuple(x.shape[norm_axis(int(step.attrs.get("axis", -1)), x.dim()) :])
+    plain = all(t is None or (isinstance(t, Tensor) and t.dtype is torch.float32 and t.shape == sizes) for t in (scale, bias))
+    if step.ctx.n_outputs != 1 or not plain or not all(fixed[1:]):
+        return None
+    return KnownBehind(torch.layer_norm, (sizes, scale, bias, float(step.attrs.get("epsilon", 1e-5)), False))
+
+
+def _global_mean(_step: ProgramStep, xs: Sequence[Any], _fixed: Sequence[bool]) -> Callable[[Tensor], Tensor] | None:
+    return KnownBehind(torch.mean, (list(range(2, xs[0].dim())), True)) if xs[0].dim() > 2 else None
+
+
+_LAYERS: dict[str, Callable[[ProgramStep, Sequence[Any], Sequence[bool]], Callable[[Tensor], Tensor] | None]] = {
+    "Softmax": _softmax, "LayerNormalization": _layer_norm, "GlobalAveragePool": _global_mean,
+}  # fmt: skip
+"""Operators of one varying input, on float32, of which all else is known."""
 
 
 def _padded(step: ProgramStep, xs: Sequence[Any]) -> Callable[[Tensor], Tensor] | None:
