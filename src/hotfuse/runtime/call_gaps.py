@@ -14,7 +14,7 @@ IN_A_ROW = 16
 
 
 class CallGaps:
-    """Of one entry, as calls that are looked at show it."""
+    """How often one entry is called, as calls that are looked at show it."""
 
     def __init__(self) -> None:
         self.rare: bool | None = None

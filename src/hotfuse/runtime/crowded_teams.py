@@ -159,7 +159,7 @@ class CrowdedTeams:
         return result
 
     def library_plan(self, key: int, run: Callable[..., T], leaves: Sequence[torch.Tensor]) -> T:
-        """The same with an entry's plan on the library's kernels."""
+        """Run an entry's plan on the library's kernels, with the team that was faster for such calls."""
         threads = torch.get_num_threads()
         choice = self._choice(leaves, key) if _concerns(threads) else None
         if choice is None:
@@ -184,7 +184,7 @@ class CrowdedTeams:
         return result
 
     def _choice(self, values: object, key: int | None) -> TeamChoice | None:
-        """Of calls with such values; None where they are on a device or hold what has no size, and for kinds beyond so many."""
+        """The choice for calls with such values; None where they are on a device or have no size, and for kinds beyond so many."""
         size = _size(values, MAX_DEPTH)
         if size is None:
             return None

@@ -82,7 +82,7 @@ class Contents(NamedTuple):
 
 
 def contents(tensors: Sequence[torch.Tensor]) -> Contents:
-    """Of the tensors themselves where they lie row-major."""
+    """The contents of tensors, read from the tensors themselves where they lie row-major."""
     few: list[tuple[torch.Size, bytes]] = []
     rows: list[torch.Tensor] = []
     places: list[tuple[int, int]] = []

@@ -89,7 +89,7 @@ def tile_1(ctx: Ctx, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
 
 @onnx_op("Upsample")
 def upsample_1(ctx: Ctx, x: Tensor, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Tensor:
-    """Of images."""
+    """Images alone, with a scale for each side."""
     return resize.upsample_7(ctx, x, scales=[1.0, 1.0, height_scale, width_scale], mode=mode)
 
 
