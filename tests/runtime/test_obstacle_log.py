@@ -204,7 +204,7 @@ def test_plans_that_come_late_because_others_have_the_cores_are_told_of(log: lis
     starved = Shortage(cores=2)
     for _ in range(400):
         starved.step(0.05, 0.0, 0.0, 0.3, 1.0)
-    monkeypatch.setattr("hotfuse.runtime.engine.short_of_time", lambda: starved.text)
+    monkeypatch.setattr("hotfuse.runtime.call_limits.short_of_time", lambda: starved.text)
     begun, go = threading.Event(), threading.Event()
 
     class Waits(nn.Module):
