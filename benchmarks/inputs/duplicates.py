@@ -52,6 +52,7 @@ def rows(quick: bool) -> list[dict[str, Any]]:
         runs = {"ours": fast, "without": without, "eager": model}
         for label, distinct in (("8 of 16", (8,)), ("4 of 16", (4,)), ("flips: 8, then 16", (8, 16)), ("all distinct", (16,))):
             ms = in_turns(runs, batches(length, *distinct), count, settle=40)
+            assert not layered(without), "both sides leave equal rows out: nothing is compared"
             found.append({
                 "distinct": label, "deployed": layered(fast), "after s": round(took, 1), **{k: round(v, 2) for k, v in ms.items()},
                 "over without": round(ms["without"] / ms["ours"], 2), "over eager": round(ms["eager"] / ms["ours"], 2),

@@ -196,6 +196,7 @@ def measured(case: FlipCase, every: Sequence[int]) -> list[dict[str, Any]]:
         for label, stream in streams:
             begins = deployed(fast, case.row)
             mean, middle, calls, wrong = in_turns(runs, stream)
+            assert not any(deployed(served, case.row) for served in (before_it, behind_it)), "all sides bet: nothing is compared"
             found.append({
                 "strategy": case.row, "traffic": label, "after s": round(took, 1),
                 "deployed": f"{begins}, {deployed(fast, case.row)}", "calls": calls, "wrong": wrong,
