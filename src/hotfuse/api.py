@@ -308,6 +308,7 @@ class Jit:
                 log,
                 Units(settings),
                 counted=counted,
+                beside=lambda job: service().submit(job, (owner, "beside")),
             )
 
         def lift(state: LiftedState) -> Engine:

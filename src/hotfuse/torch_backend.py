@@ -236,6 +236,7 @@ class CompiledGraph:
         engine = Engine(
             model, lambda graph, tensors: compile_tier0(graph, tensors, settings),
             lambda job: service().submit(job, owner), settings, self.log, Units(settings),
+            beside=lambda job: service().submit(job, (owner, "beside")),
         )
         self.engines, self._bound = (*self.engines, engine), (*self._bound, weights)
         self._enter = self._entrances(self._unbound)

@@ -471,3 +471,24 @@ def test_a_job_is_left_where_it_stands_when_its_service_stops() -> None:
     (thread,) = [t for t in threading.enumerate() if t.name == "hotfuse-service"]
     service.stop(60)
     assert not thread.is_alive()
+
+
+def test_what_every_call_asks_is_native_while_other_jobs_wait() -> None:
+    """A capture or a plan may wait for seconds; meanwhile Python would look through the model in every call."""
+    model, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    going_on = threading.Event()
+    with torch.no_grad(), hotfuse.jit(model, settings=Settings(tiers=0, record=False)) as fast:
+        fast(x)
+        assert fast.wait(60)
+        background = fast._engine._background
+        background.start(lambda: going_on.wait(60) and None)
+        try:
+            until = time.monotonic() + 30
+            while time.monotonic() < until and (watch := fast._engine.plans.watch) is not None and watch.native is False:
+                fast(x)
+                time.sleep(0.01)
+            assert watch is not None and watch.native is True, watch and watch.native
+            assert not background.wait(0.0)
+        finally:
+            going_on.set()
+        assert fast.wait(60)

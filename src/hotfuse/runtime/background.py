@@ -24,12 +24,14 @@ class Background:
     """The background work of one engine."""
 
     def __init__(
-        self, submit: Submit, *, inline: bool, failed: Failed, captures: Submit | None = None,
+        self, submit: Submit, *, inline: bool, failed: Failed, captures: Submit | None = None, beside: Submit | None = None,
     ) -> None:
         self._submit = submit
         self._failed = failed
         self._captures = captures or submit
         """Calls that no plan takes are slow until one does: their capture need not wait until other plans are improved."""
+        self._beside = beside or submit
+        """What makes every call shorter and takes a moment does not wait behind what takes seconds."""
         self._inline = inline
         """Jobs run here and now, where a test or a user asked for that."""
         self._idle = threading.Condition()
@@ -40,6 +42,11 @@ class Background:
         self.begin()
         self.go_on(job)
 
+    def start_beside(self, job: Job) -> None:
+        """Run a job that does nothing to plans, whatever other jobs of this engine are at work."""
+        self.begin()
+        self._go_on(job, self._beside)
+
     def begin(self) -> None:
         """Something is pending from here on: follow with `go_on` or `finished`."""
         with self._idle:
@@ -47,7 +54,9 @@ class Background:
 
     def go_on(self, job: Job, *, capture: bool = False) -> None:
         """The job of what was begun."""
+        self._go_on(job, self._captures if capture else self._submit)
 
+    def _go_on(self, job: Job, submit: Submit) -> None:
         def counted() -> None:
             try:
                 with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
@@ -60,7 +69,7 @@ class Background:
         if self._inline:
             counted()
         else:
-            (self._captures if capture else self._submit)(counted)
+            submit(counted)
 
     def finished(self) -> None:
         """What was begun is over."""

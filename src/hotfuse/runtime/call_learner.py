@@ -14,6 +14,7 @@ import torch
 
 from hotfuse.base.debug import CALLS, say
 from hotfuse.native.call_context import Around
+from hotfuse.runtime.background import Job
 from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
 from hotfuse.runtime.observe.obstacle_log import ObstacleLog
 from hotfuse.runtime.path_cost import Serve, path_seconds
@@ -41,14 +42,14 @@ class CallLearner:
 
     def __init__(
         self, plans: Plans, gradients: Gradients, improver: Improver | None, obstacles: ObstacleLog, context: Callable[[], Around],
-        harden: Callable[[], None], serve: Serve, tally: Tally,
+        harden: Callable[[Sequence[Job]], None], serve: Serve, tally: Tally,
     ) -> None:  # fmt: skip
         self._plans, self._gradients, self._improver, self._obstacles = plans, gradients, improver, obstacles
         self._settings, self._log = plans.settings, plans.log
         self._context = context
         """What asks for what is around a call, as it is just now."""
         self._harden = harden
-        """Has that compiled; the first hot call asks for it."""
+        """Has that compiled, and what else every call asks, beside other jobs; the first hot call asks for it."""
         self._serve, self._tally = serve, tally
         self.outside_s: Callable[[], float] = lambda: 0.0
         """What who serves around the engine adds to calls in plans, and not to those that go straight to the own code."""
@@ -145,9 +146,7 @@ class CallLearner:
         if entry.heat >= self._settings.hot_calls:
             watch = self._plans.watch
             watching = watch.hardening_jobs() if watch is not None else ()
-            for job in (*site.hardening_jobs(), *watching, *self._gradients.hardening_jobs()):
-                self._plans.in_background(job)
-            self._harden()
+            self._harden((*site.hardening_jobs(), *watching, *self._gradients.hardening_jobs()))
         if self._plans.examiner.due(entry):
             entry.examining = True
             self._plans.in_background(lambda: self._plans.examiner.look(entry))

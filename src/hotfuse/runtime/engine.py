@@ -31,7 +31,7 @@ from hotfuse.machine import team_size
 from hotfuse.machine.heap import heap
 from hotfuse.native.call_context import Around, asked_in_python, native_around, what_is_around
 from hotfuse.native.toolchain import keep_in
-from hotfuse.runtime.background import Background, Submit
+from hotfuse.runtime.background import Background, Job, Submit
 from hotfuse.runtime.call_learner import CallLearner
 from hotfuse.runtime.call_limits import CallLimits
 from hotfuse.runtime.call_looks import CallLooks
@@ -83,6 +83,7 @@ class Engine:
     def __init__(
         self, model: Servable, compile: Compile, submit: Submit, settings: Settings, log: EventLog,
         improve: Improve | None = None, captures: Submit | None = None, counted: Everyone | None = None,
+        beside: Submit | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
@@ -91,7 +92,8 @@ class Engine:
         self.everyone = counted or Everyone()
         """The counters of all threads; those of another engine go on being counted in."""
         self._tally = Tally(self.everyone)
-        self._background = Background(submit, inline=settings.capture == "inline", failed=self._failed, captures=captures)
+        inline = settings.capture == "inline"
+        self._background = Background(submit, inline=inline, failed=self._failed, captures=captures, beside=beside)
         self._in_background = self._background.start
         self.plans = Plans(model, settings, log, self._tally, self._in_background)
         self.sites = self.plans.sites
@@ -389,11 +391,17 @@ class Engine:
             self.plans.changed(change, watch)
         return change is not WeightChange.MODEL
 
-    def _harden(self) -> None:
-        """What is around a call is asked natively from now on, by every engine."""
+    def _harden(self, jobs: Sequence[Job]) -> None:
+        """What every call asks is asked natively from now on: of the model by this engine, and of what is around a call by all.
+
+        Beside other jobs: behind a capture or a first plan, whose workers wait for processor time, they came seconds later, and
+        until then Python looked through the model in every call.
+        """
+        for job in jobs:
+            self._background.start_beside(job)
         if not _hardening:
             _hardening.append("")
-            self._in_background(_harden)
+            self._background.start_beside(_harden)
 
     # --- control ---------------------------------------------------------------------------------
 

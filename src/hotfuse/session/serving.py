@@ -217,6 +217,7 @@ def engine_for(
         log,
         Units(settings),
         lambda job: service().submit(job, (served, "captures")),
+        beside=lambda job: service().submit(job, (served, "beside")),
     )
     if isinstance(served, DeviceModel):
         groups = engine.sites
