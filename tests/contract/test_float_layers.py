@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from hotfuse.frontends.onnx.native_floats.native_lstm import LstmWeights, Native
 from hotfuse.frontends.onnx.native_floats.native_windows import SmallConv, WindowPanels, window_product
 from hotfuse.frontends.onnx.packed_weights import KernelTrials
 from hotfuse.machine.probe import usable_features
+from hotfuse.native import byte_kernels
 from hotfuse.native.float_layers import layer_code
 from hotfuse.native.float_layers.layer_code import FloatLayers, background_layers, load_layers
 from hotfuse.native.jit import Loaded
@@ -395,3 +398,38 @@ def test_a_session_begins_with_the_code_that_its_file_is_made_for(
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
     with hotfuse.InferenceSession(data, settings=Settings(capture="off", record=False)):
         assert ("background_layers" in begun, "byte_layers" in begun) == begins
+
+
+@pytest.mark.parametrize("make", [layer_code._BackgroundLayers, byte_kernels._BackgroundKernels])
+def test_a_child_that_is_forked_meanwhile_begins_anew(make: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(make, "_make", lambda _: begun.append(1))
+    builder = make()
+    builder.begin()
+    builder.begin()
+    wait_until(lambda: len(begun) == 1)
+    builder.after_fork()
+    builder.begin()
+    wait_until(lambda: len(begun) == 2)
+    setattr(builder, "layers" if isinstance(builder, layer_code._BackgroundLayers) else "kernels", object())
+    builder.after_fork()
+    builder.begin()
+    time.sleep(0.05)
+    assert len(begun) == 2, "what is there is the child's, too"
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_layer_asks_for_the_code_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(background_layers, "layers", None)
+    monkeypatch.setattr(background_layers, "begin", lambda: asked.append(1))
+    layer = NativeGru(torch.randn(1, 6, 3), torch.randn(1, 6, 2), None, (False,), lambda *_: None, before_reset=False)
+    asked.clear()
+    layer(torch.randn(4, 1, 3))
+    assert asked

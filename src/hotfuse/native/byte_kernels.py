@@ -16,6 +16,7 @@ kept for later processes, and until it is there callers have the library's passe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -435,5 +436,10 @@ class _BackgroundKernels:
         self.kernels, code = load_kernels(host())
         _kept.append(code)
 
+    def after_fork(self) -> None:
+        """In a forked child: who was at it is in the parent, and the next that asks begins anew."""
+        self._begun = self.kernels is not None
+
 
 background = _BackgroundKernels()
+os.register_at_fork(after_in_child=background.after_fork)

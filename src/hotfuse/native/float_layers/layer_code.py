@@ -10,6 +10,7 @@ it is there callers have the libraries. What a layer is told is a table of words
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -340,5 +341,10 @@ class _BackgroundLayers:
             _kept.append(code)
             self.layers = layers
 
+    def after_fork(self) -> None:
+        """In a forked child: who was at it is in the parent, and the next that asks begins anew."""
+        self._begun = self.layers is not None
+
 
 background_layers = _BackgroundLayers()
+os.register_at_fork(after_in_child=background_layers.after_fork)

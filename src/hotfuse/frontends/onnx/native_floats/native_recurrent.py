@@ -91,7 +91,10 @@ class NativeRecurrent(ABC):
         """For so many steps of so many rows; None until the code is there, and where a team of threads is faster."""
         native, features, hidden = background_layers.layers, self._features, self._hidden
         work = self.GATES * steps * batch * hidden * (features + hidden)
-        if native is None or (work > SMALL_WORK and torch.get_num_threads() > 1):
+        if native is None:
+            background_layers.begin()  # a child that was forked while its parent was at it
+            return None
+        if work > SMALL_WORK and torch.get_num_threads() > 1:
             return None
         if not (directions := self._ready):
             directions = self._ready = self._made_ready(native.target)

@@ -151,6 +151,7 @@ class SmallConv:
     def _chosen(self, x: Tensor) -> Images:
         native, best = background_layers.layers, self._best
         if native is None:
+            background_layers.begin()  # a child that was forked while its parent was at it
             return best
         if trials.known(self._layer, self._alike) == 0:
             self._native = best
