@@ -18,7 +18,7 @@ from hotfuse.compile.workers import wire
 from hotfuse.frontends.captured import CallSpec, Captured, TensorSpec
 from hotfuse.ir.text import parse
 from hotfuse.runtime.background import Background
-from hotfuse.runtime.call_group import MAX_SHAPE_KINDS, MIN_CALLS, CallGroup
+from hotfuse.runtime.call_group import MAX_OPEN, MAX_SHAPE_KINDS, MIN_CALLS, CallGroup
 
 
 def seen(*kinds: int, calls: int) -> CallGroup:
@@ -93,6 +93,15 @@ def test_dims_that_differ_from_process_to_process_are_left_open(at: Known) -> No
     assert group.dynamic() == [{1}] and group.across_processes()
     group.note(((1, 9),))
     assert not group.across_processes()  # calls here show it as well
+
+
+def test_dims_whose_captures_failed_stay_closed_whatever_other_processes_had() -> None:
+    group = seen(8, calls=2)
+    group.note(((1, 9),))
+    group.note_other_processes(call(1, 8), [call(1, 6)])
+    assert group.dynamic() == [{1}] and not group.across_processes()
+    group.not_open = MAX_OPEN
+    assert group.dynamic() == [set()]  # or it would be captured with that dim again, and fail, for as long as calls come
 
 
 def test_a_graph_that_other_processes_opened_serves_sizes_that_it_was_captured_for(at: Known) -> None:

@@ -26,6 +26,7 @@ from hotfuse.runtime.site import LOOKS_IN_VAIN, MISSED_CALLS
 from hotfuse.runtime.tierup.contest import PlanContest
 
 INLINE = Settings(capture="inline", profiles=":memory:", tiers=0, watch=False)
+MANY_CALLS = 6000
 
 
 class Sums(nn.Module):
@@ -91,9 +92,9 @@ def test_calls_that_are_never_captured_rest(argument: Callable[[], torch.Tensor]
     fast = hotfuse.jit(lambda x: x.sum(), settings=INLINE)
     looked, x = counted(monkeypatch, Capturer, "_wanted"), argument()
     with torch.no_grad():
-        for _ in range(MAX_REST * CALLS_PER_REST + 1600):
+        for _ in range(MANY_CALLS):
             fast(x)
-    assert looked[0] < MAX_REST * CALLS_PER_REST + 300
+    assert CALLS_PER_REST <= looked[0] < MANY_CALLS // 8
     assert any("argument" in text for text in fast._engine.limits.texts())
 
 
@@ -101,13 +102,12 @@ def test_calls_under_autocast_rest_and_others_are_captured_all_the_same(monkeypa
     model = nn.Linear(4, 4).eval()
     fast, x = hotfuse.jit(model, settings=INLINE), torch.ones(2, 4)
     looked = counted(monkeypatch, Engine, "_under_modes")
-    calls = MAX_REST * CALLS_PER_REST + 1600
     with torch.no_grad():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             want = model(x)
-            for _ in range(calls):
+            for _ in range(MANY_CALLS):
                 assert torch.equal(fast(x), want)
-        assert looked[0] < calls // 2 and "under torch.autocast" in str(fast.explain())
+        assert looked[0] < MANY_CALLS // 8 and "under torch.autocast" in str(fast.explain())
         for _ in range(2 * MAX_REST):
             torch.testing.assert_close(fast(x), model(x))
     assert fast.stats()["graph_calls"] > 0
@@ -115,12 +115,12 @@ def test_calls_under_autocast_rest_and_others_are_captured_all_the_same(monkeypa
 
 def test_calls_that_cannot_be_described_rest() -> None:
     fast = hotfuse.jit(Sums(), settings=INLINE)
-    odd, calls = Odd(torch.ones(3)), 6000
+    odd = Odd(torch.ones(3))
     with torch.no_grad():
-        for _ in range(calls):
+        for _ in range(MANY_CALLS):
             assert fast(odd) == 3
-    assert fast._engine.log.counts["unsupported_calls"] < calls // 4
-    assert fast.stats()["calls_per_tier"]["module"] == calls
+    assert fast._engine.log.counts["unsupported_calls"] < MANY_CALLS // 8
+    assert fast.stats()["calls_per_tier"]["module"] == MANY_CALLS
 
 
 def test_a_kind_of_call_with_a_plan_is_served_beside_others_that_have_none() -> None:

@@ -187,7 +187,7 @@ class GraphAdmission:
                 group.not_open += e.why not in PASSING
                 if group.not_open >= MAX_OPEN:  # those of this call, then
                     group.tried.discard(call.shapes)
-                if call.across:
+                if group.across:  # calls here may have shown the same dims meanwhile
                     self._sizes_stay(site, group, call, e.why)
             elif (e.why in PASSING or e.why is Why.MISMATCH) and group.captures < MAX_TRIES:
                 group.tried.discard(tuple(s.shape for s in call.inputs))  # it may have been the moment, not the model

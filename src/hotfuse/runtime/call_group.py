@@ -86,7 +86,9 @@ class CallGroup:
 
         A graph for each kind is captured and compiled sooner than one for all, and takes in no call that was never seen.
         """
-        few = (self.noted >= MIN_CALLS and len(self.kinds) <= MAX_SHAPE_KINDS) or self.not_open >= MAX_OPEN
+        if self.not_open >= MAX_OPEN:
+            return [set[int]() for _ in self.varied]
+        few = self.noted >= MIN_CALLS and len(self.kinds) <= MAX_SHAPE_KINDS
         seen = [set[int]() for _ in self.varied] if few else self.varied
         return [s | a for s, a in zip(seen, self.across, strict=True)] if self.across else seen
 

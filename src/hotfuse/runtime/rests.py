@@ -18,7 +18,7 @@ Names = int | tuple[Any, ...]
 """How many arguments a call has by position, and the names of the others, where there are any."""
 MAX_NAMES = 256
 """Combinations that have rests: names come in any order."""
-CALLS_PER_REST, MAX_REST = 64, 63
+CALLS_PER_REST, MAX_REST = 64, 255
 """A call without a site has one call behind it rest for so many before it, in a row, that had none, and at most so many."""
 
 
@@ -44,6 +44,9 @@ class Rests:
         self._sites = sites
         self._left: dict[Names, int] = {}
         self._without_site: dict[Names, int] = {}
+        """Calls in a row that had no site, those that rested among them."""
+        self._granted: dict[Names, int] = {}
+        """How many rested behind the last that was looked at."""
 
     def takes(self, names: Names) -> bool:
         """Whether a call is to go straight to the model's own code; counts it."""
@@ -65,14 +68,15 @@ class Rests:
         nobody comes to any more do not count: a graph that was made for a number which never returned is one."""
         if names not in self._without_site and len(self._without_site) >= MAX_NAMES:
             return
-        met = self._without_site[names] = self._without_site.get(names, 0) + 1
+        met = self._without_site[names] = self._without_site.get(names, 0) + 1 + self._granted.get(names, 0)
         if (rest := min(met // CALLS_PER_REST, MAX_REST)) > 0:
-            self._left[names] = rest
+            self._left[names] = self._granted[names] = rest
 
     def at_a_site(self, names: Names) -> None:
         """A call was found to be at a site: calls of such names are worth a look again."""
         if names in self._without_site:
             self._without_site.pop(names, None)
+            self._granted.pop(names, None)
 
 
 def names_of(spec: Spec) -> Names:
