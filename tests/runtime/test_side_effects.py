@@ -167,6 +167,36 @@ def test_memory_that_a_tensor_is_given_is_given_by_every_call(gives: str) -> Non
         assert refused(fast)
 
 
+class Tags(nn.Module):
+    """It writes attributes on tensors, as code does that hands a length or a layout on with them."""
+
+    def __init__(self, tags: str) -> None:
+        super().__init__()
+        self.linear, self.tags = nn.Linear(8, 8), tags
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        y = self.linear(x)
+        if self.tags != "nothing":
+            marked: Any = x if self.tags == "an argument" else y
+            marked.valid = len(x)
+        return {"y": y, "first": y[0]}
+
+
+@pytest.mark.parametrize("tags", ["an argument", "a result", "nothing"])
+def test_attributes_that_a_tensor_is_given_are_there_behind_every_call(tags: str) -> None:
+    model = Tags(tags).eval()
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for rows in (3, 3, 4, 5, 4, 3, 6, 3, 4):
+            x = torch.randn(rows, 8)
+            twin = x.clone()
+            got, want = fast(x), model(twin)
+            torch.testing.assert_close(got, want)
+            assert (vars(x), vars(got["y"])) == (vars(twin), vars(want["y"]))
+            assert fast.wait(60)
+        assert bool(refused(fast)) is (tags != "nothing")
+        assert (fast.stats()["graph_calls"] > 0) is (tags == "nothing")
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_prints_are_printed_by_every_call(stream: str) -> None:
     model = Effect(lambda _m, x: print("here", x.shape, file=getattr(sys, stream)))

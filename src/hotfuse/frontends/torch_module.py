@@ -9,6 +9,7 @@ what tracing assumed about them becomes the graph's guards.
 
 from __future__ import annotations
 
+import functools
 import traceback
 import types
 import warnings
@@ -84,16 +85,30 @@ class Flat(nn.Module):
         holders = tuple(builder.holders)
         before = [contents(h) for h in holders]
         reads = AssumedReads(self._path, tensors) if self._path is not None else None
-        wanted = [t.requires_grad for t in tensors]
+        wanted, named = [t.requires_grad for t in tensors], [_attributes(t) for t in tensors]
         with self.seen.call(self.target), reads or TruthsAreRead(), extremes_as_in_eager(followed=reads is not None):
             result = self.target(*args, **kwargs)
         if wanted != [t.requires_grad for t in tensors]:
             self.seen.done.append("makes an argument require gradients")
         after = take_after(result, holders, before)
+        made = [leaf for leaf in after.leaves if isinstance(leaf, torch.Tensor) and not any(leaf is t for t in tensors)]
+        if named != [_attributes(t) for t in tensors] or any(map(_attributes, made)):
+            self.seen.done.append("gives a tensor an attribute of its own")
         self.given.spec = after.spec
         if reads is not None:
             self.given.marked = reads.finish()
         return tuple(after.leaves)
+
+
+@functools.cache
+def _torchs_attributes() -> frozenset[str]:
+    """What torch keeps in a traced tensor."""
+    return frozenset(vars(FakeTensorMode().from_tensor(torch.empty(0)))) | {"_is_param"}
+
+
+def _attributes(t: torch.Tensor) -> set[str]:
+    """What code has written on a tensor (`x.scale = 2`): a graph's tensors have nothing of that."""
+    return {name for name in vars(t) if name not in _torchs_attributes() and not name.startswith("_dynamo")}
 
 
 class _Method(nn.Module):
