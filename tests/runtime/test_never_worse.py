@@ -67,7 +67,8 @@ def test_what_is_slow_for_callers_alone_is_out_after_a_few_of_them() -> None:
     caller = threading.get_ident()
     with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: 0.03 if threading.get_ident() == caller else 0.0) as live:
         live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
-        assert 0 < engine_stats(live.engine)["calls_per_tier"]["1"] <= 4
+        # two rounds where the thread has its core; five where that is taken away meanwhile (decision 432), and those under way
+        assert 0 < engine_stats(live.engine)["calls_per_tier"]["1"] <= 8
         assert live.said(Action.REFUSE, Why.NOT_FASTER, 1)[0].evidence["race"] == LIVE
 
 
