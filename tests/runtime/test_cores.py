@@ -206,11 +206,12 @@ one = {whole[-1]}
 masks = {}
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64 + i) if not i else torch.nn.GELU() for i in range(6)]).eval()
 settings = hotfuse.Settings(idle=False, record=False, hot_calls=8)
-def until(done):
-    end = time.monotonic() + 120
+def until(done, sizes=1):
+    end, calls = time.monotonic() + 120, 0
     while not done():
         assert time.monotonic() < end, "nothing of it came"
-        fast(x)
+        fast(x if sizes == 1 else torch.randn(16 + calls % sizes, 64))
+        calls += 1
 def worker_masks():
     return [sorted(os.sched_getaffinity(w.pid)) for w in service().pool.workers]
 with torch.inference_mode(), hotfuse.jit(model, settings=settings) as fast:
@@ -222,6 +223,9 @@ with torch.inference_mode(), hotfuse.jit(model, settings=settings) as fast:
     else:
         os.sched_setaffinity(0, one)
     until(lambda: fast.stats()["calls_per_tier"]["1"] > 50)
+    until(lambda: allowed() == one)
+    # within a second where they have work, and with the next work elsewhere: calls of other sizes bring some
+    until(lambda: all(mask == sorted(one) for mask in worker_masks()), sizes=5)
     def look():
         masks["job"] = sorted(os.sched_getaffinity(0))
         masks["workers"] = worker_masks()
@@ -229,7 +233,6 @@ with torch.inference_mode(), hotfuse.jit(model, settings=settings) as fast:
     service().submit(lambda: (look(), done.set()))
     assert done.wait(60)
     decided = lambda: [d.evidence for d in fast._engine.log.decisions if "cores" in d.evidence.get("changed", "")]
-    until(lambda: allowed() == one)
     before = usable_cores()
     os.sched_setaffinity(0, set(whole))
     until(lambda: any(e["cores"] > 1 for e in decided()))

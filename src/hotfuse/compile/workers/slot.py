@@ -111,6 +111,7 @@ class WorkerSlot:
     def answer(self, task: Task) -> wire.Message:
         """What a worker says to a request; CaptureError where it died over it or was ended."""
         worker = self._alive()
+        self.keep_within_cores()  # one that had nothing to do has not followed
         try:
             header, blobs = worker.ask(dict(task.header), task.blobs)
         except (EOFError, OSError) as e:
