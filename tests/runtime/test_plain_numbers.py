@@ -115,6 +115,19 @@ def test_messages_assume_nothing() -> None:
     assert "another path" not in str(fast.explain())
 
 
+def check_text(text: str) -> bool:
+    return text in ("1", "(5, 8)")
+
+
+@pytest.mark.parametrize("of", ["data", "sizes"])
+def test_text_whose_check_gives_an_answer_is_no_message(of: str) -> None:
+    asks: dict[str, Condition] = {
+        "data": lambda _, k: check_text(f"{k.item()}"),
+        "sizes": lambda x, _: check_text(str(tuple(x.shape))),
+    }
+    assert _same(Chooses(asks[of])).stats()["graph_calls"] >= 15
+
+
 class Divides(Chooses):
     """By the larger one of two, as Python chooses."""
 

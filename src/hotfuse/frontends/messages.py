@@ -3,7 +3,7 @@
     torch_compilable_check(found == wanted, f"tokens: {found}, features: {wanted}")
 
 Libraries make it in every call and show it in none, so nothing rests on the numbers in it. What is a message is seen in the source:
-an argument of a function that is called like one that checks or tells. Without a source, no text is.
+an argument of a function that is called like one that checks or tells, and whose answer nobody takes. Without a source, no text is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _messages(file: str) -> tuple[Span, ...]:
     except SyntaxError:
         return ()
     found: list[Span] = []
-    for call in ast.walk(tree):
+    for node in ast.walk(tree):
+        call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(call, ast.Call) and _TELLS.search(_name(call.func)):
             for arg in (*call.args, *(k.value for k in call.keywords)):
                 if arg.end_lineno is not None and arg.end_col_offset is not None and not isinstance(arg, ast.Compare):
