@@ -217,6 +217,18 @@ def test_finding_a_plan_in_cold_caches_counts_where_calls_are_rare(monkeypatch: 
             assert live.entry.own_ratio is not None and live.entry.own is rare
 
 
+def test_long_calls_that_follow_each_other_are_not_far_apart() -> None:
+    gaps = CallGaps()
+    for _ in range(2 * IN_A_ROW):
+        gaps.note(1e-5, 1, 5e-3)  # compared, each is looked at
+    for _ in range(2 * IN_A_ROW):
+        gaps.note(63 * 5e-3 + 1e-4, 64, 5e-3)  # then one in 64
+    assert (gaps.rare, gaps.changes) == (False, 0)
+    for _ in range(IN_A_ROW):
+        gaps.note(63 * 5e-3 + 64 * 2e-2, 64, 5e-3)
+    assert (gaps.rare, gaps.changes) == (True, 1)
+
+
 def test_calls_are_rare_or_frequent_when_looks_in_a_row_agree() -> None:
     gaps = CallGaps()
     gaps.note(4.0, 2000)

@@ -23,9 +23,11 @@ class CallGaps:
         """How often that became otherwise."""
         self._other = 0
 
-    def note(self, seconds: float, calls: int) -> None:
-        """So many calls came within that time since the last look."""
-        now = seconds > RARE_S * calls
+    def note(self, seconds: float, calls: int, call_s: float = 0.0) -> None:
+        """So many calls came within that time since the last look, each of which took about `call_s`. Calls that follow each other
+        are not far apart because they are long.
+        """
+        now = seconds - (calls - 1) * call_s > max(RARE_S, call_s) * calls
         if self.rare is None:
             self.rare = now
         self._other = self._other + 1 if now is not self.rare else 0

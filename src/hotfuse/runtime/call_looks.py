@@ -72,9 +72,7 @@ class CallLooks:
         number, entered, began = entry.calls, time.perf_counter(), self._log.now()
         since, entry.looked = max(1, number - entry.looked), number
         found_s = entered - came if came else 0.0
-        if entry.left:
-            entry.gaps.note(entered - entry.left, since)
-            self.rare = bool(entry.gaps.rare)
+        since_s = entered - entry.left if entry.left else None
         own = entry.own and plan is entry.baseline
         answer, turn, result, computed = None if own else plan, None, None, None
         in_whole_calls = (whole := entry.whole) is not None and whole.under_way
@@ -149,6 +147,9 @@ class CallLooks:
                 self._learner.compared(site, entry, turn, leaves, spent, computed, finish_s, look_s, found_s)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
+            if since_s is not None:
+                entry.gaps.note(since_s, since, spent)
+                self.rare = bool(entry.gaps.rare)
             entry.left = time.perf_counter()
             entry.look_s += (min(entry.left - entered - spent - finish_s, MAX_LOOK_S) - entry.look_s) / 8
             if entry.key in self._teams.crowded and not (plan.tier or own):  # who looks decides on how many threads
