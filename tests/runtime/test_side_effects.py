@@ -283,7 +283,10 @@ def test_warnings_are_given_by_every_call_at_their_place() -> None:
 
 
 def test_a_warning_of_what_a_call_brings_is_left_to_the_models_code() -> None:
-    model = Effect(lambda _m, x: warnings.warn(f"sum {x.sum()}", stacklevel=1))
+    def tell(_model: Effect, x: torch.Tensor) -> None:
+        warnings.warn(f"sum {x.sum()}", stacklevel=1)
+
+    model = Effect(tell)
     with torch.no_grad(), warnings.catch_warnings(record=True) as found, served(model, torch.randn(3, 8)) as fast:
         warnings.simplefilter("always")
         found.clear()
