@@ -57,7 +57,7 @@ def plain_numbers(note: Note) -> Generator[None]:
         return lambda self: real(self) if reads() is None else repr(plain(self))
 
     def formatted(plain: type[Any]) -> Callable[[Any, str], str]:
-        return lambda self, spec: _format(self, spec) if reads() is None else format(plain(self), spec)
+        return lambda self, spec: _format(self) if reads() is None else format(plain(self), spec)
 
     def hashed(real: Callable[[Any], int]) -> Callable[[Any], int]:
         def number(self: Any) -> int:
@@ -87,7 +87,7 @@ def plain_numbers(note: Note) -> Generator[None]:
         if not isinstance(self, _TRACED):
             return tensor_format(self, spec)
         if (frame := reads()) is None:
-            return _format(self, spec)
+            return _format(self)
         if not self.dim():
             return format(self.detach().item(), spec)
         note(placed(_TEXT, frame))
@@ -127,9 +127,9 @@ def _is_models(frame: Any) -> bool:
     return frame is not None and not frame.f_code.co_filename.startswith((TORCH, OURS))
 
 
-def _format(symbol: Any, spec: str) -> str:
+def _format(symbol: Any) -> str:
     """As text in a message has it, which nobody compares: whatever the width and the digits would be."""
-    return object.__format__(symbol, "" if spec else spec)
+    return object.__format__(symbol, "")
 
 
 @contextmanager
