@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -54,15 +55,18 @@ class LargeDevice(OnCpu):
         return 1 << 40
 
 
-def made(fn: Callable[..., Any] = step, sample: Call | None = None, *, background: bool = False) -> StaticCacheRun:
+def made(
+    fn: Callable[..., Any] = step, sample: Call | None = None, *, background: bool = False,
+    clock: Callable[[], float] = time.perf_counter, device: Any = None,
+) -> StaticCacheRun:
     found = group_of(fn, sample or inputs(7), symbolic=True, constants=True)
     graph = read_anywhere(found.graph, range(3))
     plain = compile_tier0(graph, found.weights, Settings()).run
-    device: Any = LargeDevice()
+    device = device or LargeDevice()
     if background:
         device.may_record = lambda: False
     graphs = static_cache_library(graph, found.weights)
-    return StaticCacheRun(plain, graphs, device, lambda got, want: disagreement(got, want, 1e-5), lambda: background)
+    return StaticCacheRun(plain, graphs, device, lambda got, want: disagreement(got, want, 1e-5), lambda: background, clock=clock)
 
 
 def static_graph(sample: Sequence[torch.Tensor], fn: Callable[..., Any] = step, rows: int = 256) -> Graph:
@@ -173,6 +177,24 @@ def test_more_texts_at_once_than_sets_are_answered_kernel_by_kernel(run: StaticC
     assert run.counts["recorded"] <= MAX_SETS + 3 and run.counts["kernel_by_kernel"] > 3
     assert run.let_go() and not run.let_go()
     right(run, torch.randn(1, 1, 16), *texts[0])
+
+
+def test_asking_for_memory_is_time_of_recording() -> None:
+    """Where no more buffers may be had, a call in a hundred or so asks again, not each of them: a device takes milliseconds."""
+    now, asked = [0.0], [0]
+
+    class FullDevice(LargeDevice):
+        def free(self) -> int:
+            asked[0] += 1
+            now[0] += 0.005
+            return 0
+
+    run = made(clock=lambda: now[0], device=FullDevice())
+    _, keys, values = inputs(5)
+    for _ in range(600):
+        now[0] += 0.001
+        right(run, torch.randn(1, 1, 16), keys, values)
+    assert run.counts["kernel_by_kernel"] == 600 and 100 <= asked[0] <= 115 and not run.refused
 
 
 def test_who_holds_an_older_result_is_found(run: StaticCacheRun) -> None:

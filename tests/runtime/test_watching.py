@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -481,6 +482,22 @@ def test_a_watched_model_from_call_to_snapshot(world: World, monkeypatch: pytest
     text = world.call_sampler.text()
     for part in ("calls sampled", "m:", "4×16", "% zero", "valid", "if y: then", "partition 0", "expected"):
         assert part in text, text
+
+
+def test_jobs_that_wait_hold_no_results(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A static cache's memory is used again once nobody reads it: a job in a queue that held results kept a device's from it."""
+    unpaid(monkeypatch)
+    world.serve(8, lambda n: inputs(4))  # there is a variant by now
+    sampler, waiting, number = world.call_sampler.watch(0), list[Callable[[], None]](), 8
+    while not waiting:
+        number += 1
+        if number >= sampler.at:
+            outs, _ = world.call_sampler.run(0, number, world.plan, world.plan, world.held, inputs(7))  # sizes that are new
+            results = [weakref.ref(t) for t in outs]
+            del outs
+            waiting, world.jobs = world.jobs, []
+    assert [r() for r in results] == [None] * len(results)
+    waiting[0]()
 
 
 def test_drift_makes_it_look_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

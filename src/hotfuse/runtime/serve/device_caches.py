@@ -231,10 +231,11 @@ class StaticCacheRun:
         kind = (rows, *[(t.shape[:d], t.shape[d + 1 :], t.dtype) for t, (_, d) in zip(pasts, self._inputs, strict=True)])
         self._met[kind] = self._met.get(kind, 0) + 1
         late = self._spent > AT_ONCE_S + SHARE * (begin - self._begin)
-        if self._met[kind] < 2 or late or rows > MAX_ROWS or not self._may_hold(rows, pasts):
+        if self._met[kind] < 2 or late or rows > MAX_ROWS:
             return
         try:
-            self._record(rows, pasts, length, inputs)
+            if self._may_hold(rows, pasts):  # asking a device what is free takes milliseconds: that is time of recording, too
+                self._record(rows, pasts, length, inputs)
         except torch.OutOfMemoryError:
             self._spent += SHARE * SHORT_S
         except Exception as e:  # the call has its answer
