@@ -15,6 +15,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.ops import control, one_step
 from hotfuse.ops.control import ScanAxes, Stacked
 from hotfuse.ops.own.assume import ASSERTIONS, ASSUME, SIZED, asserted, assumed
+from hotfuse.ops.step_attention import is_step, step_attention
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype
@@ -55,6 +56,8 @@ def meaning(node: Node) -> tuple[Callable[..., Any], bool]:
         return fn, False
     if (faster := FASTER.get(node.op)) is not None:
         return faster, len(schema.returns) > 1
+    if is_step(node):
+        return step_attention, False
     several = len(schema.returns) > 1 or any("List" in str(r.type) for r in schema.returns)
     return getattr(fn, "_op", fn), several  # `_op` is the operator without its Python wrapper
 
