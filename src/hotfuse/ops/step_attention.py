@@ -39,7 +39,7 @@ def step_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *more: float, scale: float | None = None,
     enable_gqa: bool = False, **named: float,
 ) -> Tensor:  # fmt: skip
-    """As torch.nn.functional.scaled_dot_product_attention, by its parts; `more` and `named` are its dropout, and if it is causal."""
+    """As torch.nn.functional.scaled_dot_product_attention, by its parts; `more` and `named`: dropout, and if it is causal."""
     if attn_mask is not None and attn_mask.dtype is torch.bool:  # the parts add it to the scores
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
     return _by_parts(query, key, value, attn_mask, *more, scale=scale, enable_gqa=enable_gqa, **named)[0]
