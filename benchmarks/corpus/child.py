@@ -78,10 +78,10 @@ class Contender:
 
     def _ours(self) -> Call:
         import hotfuse
-        from hotfuse.base.settings import from_env
+        from hotfuse.base.settings import Settings
 
         assert self.model is not None
-        settings, inputs = from_env().with_(threads=self.threads), self.inputs
+        settings, inputs = Settings().with_(threads=self.threads), self.inputs
         if self.model.path is not None:
             session = self.fast = hotfuse.InferenceSession(self.model.path, settings=settings)
             self._served = lambda feed: session.run(None, feed)

@@ -22,7 +22,7 @@ from hotfuse.backends import registry
 from hotfuse.backends.protocol import KernelBackend
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.base.settings import Objective, Precision, Settings, from_env
+from hotfuse.base.settings import Objective, Precision, Settings
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import CachePlace, folder_at, where
 from hotfuse.profile.store_place import location
@@ -113,7 +113,7 @@ def context_of(settings: Settings) -> RequestContext:
 
 def current() -> RequestContext:
     """The store of the request in hand; of the environment where there is none."""
-    return _current.get() or RequestContext(location(from_env()), record=False)
+    return _current.get() or RequestContext(location(Settings()), record=False)
 
 
 @contextmanager
