@@ -143,7 +143,7 @@ class TorchModel:
             kept = []
         guard = ModelGuard(modules, tensors, [self.target], kept)
         if guard.blind:
-            raise CaptureError("the model's code reads what cannot be watched", because=guard.blind)
+            raise CaptureError("the model's code reads something that cannot be watched for changes", because=guard.blind)
         return guard
 
     def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
@@ -524,7 +524,7 @@ def jit(
     if precision not in ("fp32", "bf16"):
         raise InputError(f"unknown precision {precision!r}", hint="fp32 or bf16")
     if weights not in ("watched", "checked", "frozen"):
-        raise InputError(f"unknown way to look after weights {weights!r}", hint="watched, checked or frozen")
+        raise InputError(f"unknown weights mode {weights!r}", hint="watched, checked or frozen")
     base = Settings() if settings is None else settings
     asked = {"objective": objective, "threads": threads, "profiles": profiles, "precision": precision, "weights": weights}
     defaults = {"objective": "latency", "threads": None, "profiles": None, "precision": "fp32", "weights": "watched"}

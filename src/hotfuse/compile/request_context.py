@@ -85,7 +85,7 @@ class RequestSettings:
             raise InternalError(f"a request of version {version}", because=f"this worker speaks version {VERSION}")
         given: dict[str, Any] = {f.name: header[f.name] for f in fields(cls) if f.name in header}
         if given.get("precision", "fp32") not in PRECISIONS or given.get("objective", "latency") not in OBJECTIVES:
-            raise InternalError("a request asks for what there is not", because=str(given))
+            raise InternalError("a request names an object that does not exist", because=str(given))
         found = cls(**given)
         return replace(found, threads=max(1, int(found.threads)), strategies=tuple(str(s) for s in found.strategies))
 
