@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import hotfuse
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 
 PROMPT, ROOM = 32, 512
 
@@ -63,7 +63,7 @@ def main() -> None:
         model: Any = t.LlamaForCausalLM(config)
     model = model.eval().half()
     prompt = torch.randint(5, 30000, (1, PROMPT), device="cuda")
-    settings = replace(from_env(), tiers=asked.tiers)
+    settings = replace(Settings(), tiers=asked.tiers)
     with torch.no_grad(), hotfuse.jit(model, settings=settings) as fast, hotfuse.jit(model, settings=settings) as other:
         contenders: dict[str, tuple[Callable[..., Any], bool]] = {"eager": (model, False), "ours": (fast, False)}
         served = [("ours", fast, False)]

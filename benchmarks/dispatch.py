@@ -24,7 +24,7 @@ from torch import nn
 import hotfuse
 from benchmarks.repeated_run import Repeated
 from benchmarks.timing import summarize
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.runtime.plan import Plan
 
 LIMIT_US = 5.0
@@ -89,7 +89,7 @@ def serving(fast: hotfuse.Jit) -> Plan:
 
 def measured(name: str, model: nn.Module, inputs: Sequence[torch.Tensor], rounds: int) -> Row | str:
     """One row, or why there is none."""
-    fast = hotfuse.jit(model.eval(), settings=from_env().with_(hot_calls=2, tiers=1))
+    fast = hotfuse.jit(model.eval(), settings=Settings().with_(hot_calls=2, tiers=1))
     for _ in range(5):
         fast(*inputs)
         fast.wait(120)

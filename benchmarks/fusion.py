@@ -41,7 +41,7 @@ from benchmarks.fusion_cases import BLOCKS, FAMILIES, graph_of
 from benchmarks.gemm import geomean
 from benchmarks.hpm import zoo_graph
 from benchmarks.labels import Times, Unfinished, Work, compiled, labelled, works_in
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.compile.learn import measure
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.fusion.closed import UseIndex
@@ -208,7 +208,7 @@ def judged(p: Problem, pieces: Pieces) -> Times4:
 def predictor(only_rooflines: bool, folder: Path) -> tuple[Predictor, str]:
     """The model of this machine, or its rooflines."""
     own = folder / "profiles.sqlite"
-    with Store.open(own if own.exists() else location(from_env())) as store:
+    with Store.open(own if own.exists() else location(Settings())) as store:
         machine = store.machine(fingerprint())
         found = None if only_rooflines else hpm.load(store, machine)
         known = store.peaks(machine)

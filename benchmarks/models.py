@@ -43,7 +43,7 @@ from benchmarks.frozen import Frozen
 from benchmarks.model_rows import OURS, STORED, TIER0, Row, all_kept, keep, kept, measured_with, summary, table
 from benchmarks.peers import PEERS, Absent, Call, first_line
 from benchmarks.timing import WARM_S, burst, in_turns, rest
-from hotfuse.base.settings import Settings, from_env
+from hotfuse.base.settings import Settings
 from hotfuse.machine.fingerprint import fingerprint
 
 RTOL = 1e-4
@@ -110,7 +110,7 @@ def measure(name: str, threads: int, peers: Sequence[str], rounds: int, reduced:
     for who in (*plans, *(p for p in peers if p != INDUCTOR)):
         try:
             if who in plans:
-                settings = from_env().with_(threads=threads)
+                settings = Settings().with_(threads=threads)
                 call, plans[who] = settled(model, inputs, settings if who == OURS else settings.with_(tiers=0))
             else:
                 call = PEERS[who](model, inputs, threads)

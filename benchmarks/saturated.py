@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks import zoo
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.machine.cores import usable_cores
 
 REFERENCE_S = 10.0
@@ -52,7 +52,7 @@ def _session(name: str, what: str) -> tuple[Call, Callable[[], Any] | None]:
         return lambda n: run(None, feeds[n % len(feeds)]), None
     import hotfuse
 
-    settings = from_env().with_(threads=1, capture="off" if what == "own" else "background")  # whose cache is the run's own
+    settings = Settings().with_(threads=1, capture="off" if what == "own" else "background")  # whose cache is the run's own
     session = hotfuse.InferenceSession(str(model.path), settings=settings)
     return lambda n: session.run(None, feeds[n % len(feeds)]), session.explain
 

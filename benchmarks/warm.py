@@ -291,11 +291,11 @@ def _small_served(settings: Any) -> Any:
 
 def without_database(seconds: float) -> dict[str, Any]:
     """In this process: the same calls and rows, with nothing but a file."""
-    from hotfuse.base.settings import from_env
+    from hotfuse.base.settings import Settings
     from hotfuse.profile.store import Store
     from hotfuse.profile.store_place import location
 
-    settings = from_env().with_(threads=1, idle=False)
+    settings = Settings().with_(threads=1, idle=False)
     fast = _small_served(settings)
     with Store.open(location(settings)) as local, _written_to(local):
         said = _called(fast, seconds)

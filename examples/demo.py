@@ -28,7 +28,7 @@ from benchmarks.show import report
 from benchmarks.show.lines import LONG, SHORT, Line, reader, text_lines
 from benchmarks.show.run import Baseline, Run, Served
 from benchmarks.show.view import Plain, View, live_view
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 
 SHIFT = 0.5
 """After this part of the time the lines get longer."""
@@ -66,7 +66,7 @@ def baselines(path: Path, threads: int, seconds: float, pools: dict[str, list[Li
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         answers["ONNX Runtime"] = lambda line: session.run(None, {"x": line.image})
-    plain = hotfuse.InferenceSession(path, settings=from_env().with_(capture="off", threads=threads))
+    plain = hotfuse.InferenceSession(path, settings=Settings().with_(capture="off", threads=threads))
     answers["torch, op by op"] = lambda line: plain.run(None, {"x": line.image})
     for name, answer in answers.items():
         ms = {kind: paced(answer, pool, seconds) for kind, pool in pools.items()}
@@ -116,7 +116,7 @@ def main() -> int:
     say("Without Hotfuse:")
     found = baselines(path, options.threads, min(BASELINE_S, options.seconds / 10), pools)
     say(f"\nNow Hotfuse serves the same lines for {options.seconds:g} s. Nothing was prepared: it begins with its first call.")
-    session = hotfuse.InferenceSession(path, settings=from_env().with_(threads=options.threads))
+    session = hotfuse.InferenceSession(path, settings=Settings().with_(threads=options.threads))
     run = Run(options.seconds, found, SHIFT)
     with Plain(say) if options.plain or not sys.stdout.isatty() else live_view() as view:
         serve(session, pools, run, view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import gc
 import hashlib
 import importlib
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.zoo.wheels import FOLDER_VARIABLE, zoo_folder
 from hotfuse.base.passes import verifying
+from hotfuse.base.settings import Settings
 from tests import process, quick
 from tests.levels import one_level_each
 from tests.seeds import begin, shuffled
@@ -25,12 +28,13 @@ NAME = pytest.StashKey[str]()
 
 # The suite keeps every core busy; captures that tests wait for must not starve behind it.
 os.environ.setdefault("HOTFUSE_WORKER_NICE", "0")
-# Nothing of the suite learns from or writes to the store of whoever runs it: neither what reads the environment, nor what does not.
-# Nor does a test learn from others: each has a home of its own, and settings that name no store put it there.
-os.environ["HOTFUSE_PROFILES"] = ":memory:"
+# Models that were fetched are shared. Nothing else of the suite reads or writes what the user who runs it keeps, and no test learns
+# from another one: each has a home of its own, and settings that name no store put it there.
+os.environ.setdefault(FOLDER_VARIABLE, str(zoo_folder()))
+for variable in ("XDG_CACHE_HOME", *(f.metadata["variable"] for f in dataclasses.fields(Settings) if "variable" in f.metadata)):
+    os.environ.pop(variable, None)
 os.environ.setdefault("XDG_CONFIG_HOME", os.path.expanduser("~/.config"))  # where pip is told where packages come from
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.config/matplotlib"))
-os.environ.setdefault("HOTFUSE_CACHE_DIR", os.path.expanduser("~/.cache/hotfuse"))
 HOMES = tempfile.mkdtemp(prefix="hotfuse-home-")
 os.environ["HOME"] = HOMES
 OWNER = os.getpid()

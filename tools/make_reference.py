@@ -92,22 +92,17 @@ def settings() -> str:
     for field, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
             told[field.target.id] = " ".join(ast.literal_eval(after.value).split())
-    variables = _environment(tree)
     rows: list[str] = []
     for f in dataclasses.fields(hotfuse.Settings):
-        variable = f"`{variables[f.name]}`" if f.name in variables else ""
-        rows.append(f"| `{f.name}` | {variable} | `{f.default}` | {told.get(f.name, '')} |")
-    head = ["# Settings\n", NOTE, "`hotfuse.Settings(...)`; those with a variable also from the environment.\n",
+        variable = f"`{f.metadata['variable']}`" if "variable" in f.metadata else ""
+        rows.append(f"| `{f.name}` | {variable} | `{f.metadata.get('default', f.default)}` | {told.get(f.name, '')} |")
+    told_first = (
+        "`hotfuse.Settings(...)`, for `hotfuse.jit(settings=...)` and `InferenceSession(settings=...)`. A field that is not given "
+        "takes the value of its environment variable, if that is set, and its default otherwise.\n"
+    )
+    head = ["# Settings\n", NOTE, told_first,
             "| field | environment | default | meaning |", "| --- | --- | --- | --- |"]
     return "\n".join([*head, *rows]) + "\n"
-
-
-def _environment(tree: ast.Module) -> dict[str, str]:
-    """From field to variable, off the table in the source."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_ENV":
-            return {field: variable for variable, field in ast.literal_eval(node.value).items()}
-    raise SystemExit("settings.py has no table _ENV")
 
 
 def decisions() -> str:

@@ -78,15 +78,16 @@ class Contender:
 
     def _ours(self) -> Call:
         import hotfuse
-        from hotfuse.base.settings import from_env
 
         assert self.model is not None
-        settings, inputs = from_env().with_(threads=self.threads), self.inputs
+        inputs = self.inputs
         if self.model.path is not None:
-            session = self.fast = hotfuse.InferenceSession(self.model.path, settings=settings)
+            options = hotfuse.SessionOptions()  # and the environment, as every version of the package reads it
+            options.intra_op_num_threads = self.threads
+            session = self.fast = hotfuse.InferenceSession(self.model.path, options)
             self._served = lambda feed: session.run(None, feed)
             return lambda: session.run(None, inputs)
-        fast = self.fast = hotfuse.jit(self.model.module, settings=settings)
+        fast = self.fast = hotfuse.jit(self.model.module, threads=self.threads)
         self._served = lambda feed: fast(**feed)
         return lambda: fast(**inputs)
 

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.peers import exported
 from benchmarks.zoo import ZooModel
-from hotfuse.base.settings import from_env
+from benchmarks.zoo.wheels import zoo_folder
 
 Mode = Literal["dynamic", "tensor", "channel", "qoperator"]
 MODES: dict[Mode, str] = {
@@ -33,7 +33,7 @@ CALIBRATED_ON = 4
 def kept(name: str, make: Callable[[Path], None], *versions: str) -> Path:
     """A file of the cache, made where it is not there: by one rename, so that processes may make it side by side."""
     found = "-".join(f"{v}{importlib.metadata.version(v)}" for v in versions) + _sources()
-    folder = from_env().cache_dir.expanduser() / "corpus" / hashlib.sha256(found.encode()).hexdigest()[:12]
+    folder = zoo_folder() / "made" / hashlib.sha256(found.encode()).hexdigest()[:12]
     path = folder / f"{name}.onnx"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

@@ -95,9 +95,9 @@ def inductor(job: Job, *, freezing: bool = False, mode: str | None = None, dynam
 
 def hotfuse(job: Job, *, tiers: int | None = None) -> Loaded:
     import hotfuse as package
-    from hotfuse.base.settings import from_env
+    from hotfuse.base.settings import Settings
 
-    settings = from_env().with_(threads=job.threads)
+    settings = Settings().with_(threads=job.threads)
     if tiers is not None:
         settings = settings.with_(tiers=tiers)
     if job.model.application:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotfuse.base.errors import HotfuseError
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 
 _SECONDS = 600
 
@@ -78,7 +78,7 @@ FOLDER_VARIABLE = "BENCH_ZOO"
 
 def zoo_folder() -> Path:
     """Where fetched models are kept."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or from_env().cache_dir.expanduser() / "zoo")
+    return Path(os.environ.get(FOLDER_VARIABLE) or Settings().cache_dir.expanduser() / "zoo")
 
 
 def _digest(path: Path) -> str:

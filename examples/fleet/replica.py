@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hotfuse
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 
 
 class Block(nn.Module):
@@ -55,7 +55,7 @@ def main() -> None:
     torch.manual_seed(0)
     width = int(sys.argv[1])
     model = nn.Sequential(Block(width), Block(width)).eval()
-    with hotfuse.jit(model, settings=from_env().with_(profiles_s=0.5, idle=False)) as fast:
+    with hotfuse.jit(model, settings=Settings().with_(profiles_s=0.5, idle=False)) as fast:
         for line in sys.stdin:
             asked = json.loads(line)
             print(json.dumps(traffic(fast, model, width, **asked)), flush=True)

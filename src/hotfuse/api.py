@@ -23,7 +23,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run
-from hotfuse.base.settings import INEXACT, Objective, Precision, Settings, Weights, from_env
+from hotfuse.base.settings import INEXACT, Objective, Precision, Settings, Weights
 from hotfuse.base.structure import TENSOR, Spec, held_by_objects
 from hotfuse.cache.address import digest
 from hotfuse.cache.place import cache_stats
@@ -143,7 +143,7 @@ class TorchModel:
             kept = []
         guard = ModelGuard(modules, tensors, [self.target], kept)
         if guard.blind:
-            raise CaptureError("the model's code reads what cannot be watched", because=guard.blind)
+            raise CaptureError("the model's code reads something that cannot be watched for changes", because=guard.blind)
         return guard
 
     def recall(self, spec: Spec, call: CallSpec) -> Capture | None:
@@ -505,8 +505,8 @@ def jit(
     `precision="bf16"` lets products round their operands, which no default does (`Settings.precision`);
     `weights` says how writes to weights are noticed that torch does not show (`Settings.weights`);
     `artifacts` is a bundle that `hotfuse build` made: its plans are proven on the first calls and serve, without a compile;
-    `threads` bounds torch's threads during a call; `settings` replaces what the environment says. Of a model that is served already
-    the model itself is served once more, by itself and with these settings.
+    `threads` bounds torch's threads during a call; what `settings` leaves open comes from the environment. Of a model that is
+    served already the model itself is served once more, by itself and with these settings.
     """
     if issubclass(type(model), Jit):  # which passes for an instance of its model's class
         model = cast("Callable[..., Any]", model.__dict__["_target"])
@@ -524,8 +524,8 @@ def jit(
     if precision not in ("fp32", "bf16"):
         raise InputError(f"unknown precision {precision!r}", hint="fp32 or bf16")
     if weights not in ("watched", "checked", "frozen"):
-        raise InputError(f"unknown way to look after weights {weights!r}", hint="watched, checked or frozen")
-    base = settings or from_env()
+        raise InputError(f"unknown weights mode {weights!r}", hint="watched, checked or frozen")
+    base = Settings() if settings is None else settings
     asked = {"objective": objective, "threads": threads, "profiles": profiles, "precision": precision, "weights": weights}
     defaults = {"objective": "latency", "threads": None, "profiles": None, "precision": "fp32", "weights": "watched"}
     changes = {name: value for name, value in asked.items() if value != defaults[name]}

@@ -25,7 +25,7 @@ from torch import fx
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.living import Living
-from hotfuse.base.settings import Settings, from_env
+from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec
 from hotfuse.compile.capture_passes import captured
 from hotfuse.compile.workers.background_priority import background_priority
@@ -328,7 +328,7 @@ def hotfuse_backend(
     del example_inputs  # the graph's own placeholders carry the fake ones
     if mode is not None and mode not in MODES:
         raise InputError(f"unknown mode {mode!r}", hint="one of " + ", ".join(MODES))
-    compiled = CompiledGraph(gm, f"graph{next(_numbers)}", from_env().with_(**(options or {})))
+    compiled = CompiledGraph(gm, f"graph{next(_numbers)}", Settings().with_(**(options or {})))
     if mode is not None and MODES[mode]:
         compiled.log.decide(Action.KEEP, Why.NO_EFFECT, compiled.name, mode=mode, because=MODES[mode])
     _graphs.add(compiled)

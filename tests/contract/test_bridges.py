@@ -101,7 +101,7 @@ def test_what_is_to_be_tried_with_the_library_stays_there(timed: list[Takes]) ->
     text = text_id(piece_of(graph, [0], {}).text)
     with used_by({"strategies": [Strategy.LIBRARY.value], "focus": text}):
         assert here.bridge(graph, range(1)) == -1
-    assert here.notes == ["mul interrupts a run: the library is what is to be tried"]
+    assert here.notes == ["mul interrupts a run: the library is to be tried alone"]
     with used_by({"strategies": [Strategy.LIBRARY.value], "focus": "another"}):
         assert here.bridge(graph, range(1)) == 0
 
@@ -162,7 +162,7 @@ def test_an_unfinished_plan_tries_nothing_for_the_sake_of_its_runs(unfinished: b
     parts = NativeParts(body_from_json({"graph": GLUED, "parts": [[0, 1, 0], [1, 2, -1]], "branches": {}}), (kernel,), ())
     found = fetch.fetch_runs(parts, {}, Settings(capture="inline"), unfinished=unfinished)
     assert len(found.kernels) == (1 if unfinished else 2)
-    said = "exp interrupts a run: the plan is unfinished, and what has no kernel yet may get one"
+    said = "exp interrupts a run: the plan is unfinished: nodes without a kernel may still get one"
     assert (said in found.notes) is unfinished
 
 

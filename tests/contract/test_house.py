@@ -183,6 +183,10 @@ def test_decisions_are_listed_once_and_links_between_them_hold() -> None:
     files = {p.name for p in folder.glob("[0-9]*.md")}
     listed = re.findall(r"\]\(([0-9][^)#\s]*\.md)\)", (folder / "README.md").read_text())
     assert set(listed) == files and len(listed) == len(files)
+    titles = dict(re.findall(r"\[(\d+\. .*?)\]\((\d{4}-[^)]*\.md)\)", (folder / "README.md").read_text()))
+    assert {name: title for title, name in titles.items()} == {
+        name: (folder / name).read_text().partition("\n")[0].removeprefix("# ") for name in files
+    }
     numbers = {int(name.split("-")[0]) for name in files}
     assert len(numbers) == len(files), "one number, one decision"
     said = {int(n) for page in (DOCUMENT, *folder.glob("[0-9]*.md")) for n in re.findall(r"\bdecision (\d+)\b", page.read_text())}

@@ -1,4 +1,4 @@
-"""What the performance model counts before a kernel is lowered, against what the lowered kernel executes (decision 195)."""
+"""What the performance model counts before a kernel is lowered, against what the lowered kernel executes (decision 501)."""
 
 from __future__ import annotations
 

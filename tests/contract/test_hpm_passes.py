@@ -205,3 +205,26 @@ def test_every_kind_of_rows_has_a_kernel() -> None:
         "adaptive_avg_pool2d",
         "transpose",
     } <= ops
+
+
+@pytest.mark.parametrize("call", [
+    "softmax.int(%x, -1)", "log_softmax.int(%x, -1)", "logsumexp.default(%x, [-1], True)", "layer_norm.default(%x, [W])",
+    "rms_norm.default(%x, [W], %g, 1e-05)", "var.correction(%x, [-1], correction=1, keepdim=True)", "group_norm.default(%x, 1)",
+    "std.correction(%x, [-1], correction=1, keepdim=True)", "argmax.default(%x, -1, True)", "mean.dim(%x, [-1], True)",
+    "amax.default(%x, [-1], True)", "prod.dim_int(%x, -1, True)", "linalg_vector_norm.default(%x, 2, [-1], True)",
+])  # fmt: skip
+def test_operators_fold_rows_as_often_as_their_kernels(call: str) -> None:
+    """Behind a function, so that a softmax is gone through like any other reduction. Places are numbers of eight bytes, of which a
+    vector holds half as many."""
+    places = "argmax" in call
+    for width in (48, 70, 256):
+        out = f"f32[n, {width}]" if "True" not in call else f"{'i64' if places else 'f32'}[n, 1]"
+        graph = parse(f"""graph group(%v: f32[n, {width}], %g: f32[{width}]) {{
+  %x: f32[n, {width}] = aten.mul.Tensor(%v, 0.5)
+  %y: {out} = aten.{call}
+  return %y
+}}""".replace("W", str(width)))
+        how, told, made = told_and_made(graph, {"n": 42}, 16)
+        if places:
+            how, told, _ = told_and_made(graph, {"n": 42}, 8)
+        assert how == "along" and told == made, (call, width)

@@ -31,7 +31,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
         z.writestr(f"{info}/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    monkeypatch.setenv("HOTFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv(wheels.FOLDER_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(wheels, "_refusals", dict)
     return Wheel("hotfuse-zoo-sample", "1.0", hashlib.sha256(path.read_bytes()).hexdigest())
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse.backends import registry
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.specialize.table import TUNED_KERNELS
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +36,7 @@ def generated(fast: hotfuse.Jit) -> int:
 
 def served(model: nn.Module, x: torch.Tensor, **settings: Any) -> hotfuse.Jit:
     """Until a plan with generated kernels serves."""
-    fast = hotfuse.jit(model, settings=from_env().with_(**settings))
+    fast = hotfuse.jit(model, settings=Settings().with_(**settings))
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until and not generated(fast):
         for _ in range(50):

@@ -11,7 +11,7 @@ import pytest
 
 import hotfuse
 from benchmarks import zoo
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from tests.races import new_plans_win_by
 
 pytestmark = pytest.mark.zoo
@@ -57,7 +57,7 @@ def test_outputs_equal_onnx_runtime(name: str) -> None:
     cases = [model.inputs(seed=1, variant=v) for v in range(model.variants)]
     wanted = [peer.run(None, case) for case in cases]
     assert len(cases) >= 3
-    with hotfuse.InferenceSession(model.path, settings=from_env().with_(hot_calls=1)) as session:
+    with hotfuse.InferenceSession(model.path, settings=Settings().with_(hot_calls=1)) as session:
         assert [i.name for i in session.get_inputs()] == [i.name for i in peer.get_inputs()]
         assert [o.name for o in session.get_outputs()] == [o.name for o in peer.get_outputs()]
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 import hotfuse
 from benchmarks import zoo
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from tests.races import new_plans_win_by
 
 pytestmark = pytest.mark.zoo
@@ -59,7 +59,7 @@ def test_outputs_equal_eager(name: str) -> None:
     assert len(cases) >= 3
     with torch.inference_mode():
         wanted = [module(**case) for case in cases]
-        with hotfuse.jit(module, settings=from_env().with_(hot_calls=1)) as fast:
+        with hotfuse.jit(module, settings=Settings().with_(hot_calls=1)) as fast:
 
             def serve(when: str) -> int:
                 """Every case once; how many ran in a captured graph."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.native.call_context import CHANGED, asked_in_python, native_around, usual
+from hotfuse.native.call_context import CHANGED, context_in_python, native_context_reader, usual
 from tests.runtime.live import Sleepy
 
 
@@ -52,7 +52,7 @@ CHANGES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 
 def _native() -> Callable[[], int]:
-    found = native_around()
+    found = native_context_reader()
     assert not isinstance(found, str), found
     return found
 
@@ -61,8 +61,8 @@ def _native() -> Callable[[], int]:
 def test_native_code_sees_what_changes_the_meaning_of_operators(change: str) -> None:
     around = _native()
     with CHANGES[change]():
-        assert around() == asked_in_python() == CHANGED
-    assert around() == asked_in_python() != CHANGED
+        assert around() == context_in_python() == CHANGED
+    assert around() == context_in_python() != CHANGED
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -72,7 +72,7 @@ def test_gradients_and_the_default_dtype_are_told_apart(dtype: torch.dtype, grad
     torch.set_default_dtype(dtype)
     try:
         with torch.set_grad_enabled(gradients):
-            assert around() == asked_in_python() == usual(gradients=gradients)
+            assert around() == context_in_python() == usual(gradients=gradients)
         assert usual(gradients=True) != usual(gradients=False)
     finally:
         torch.set_default_dtype(before)
@@ -92,7 +92,7 @@ def test_a_mode_of_another_thread_is_not_this_one_s() -> None:
     here = around()
     done.set()
     thread.join()
-    assert here == asked_in_python() != CHANGED
+    assert here == context_in_python() != CHANGED
 
 
 @pytest.mark.parametrize("change", CHANGES)

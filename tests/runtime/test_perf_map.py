@@ -12,7 +12,6 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.base.errors import HotfuseError, InputError
-from hotfuse.base.settings import from_env
 from hotfuse.native import perf_map
 from hotfuse.native.jit import compile_object
 from hotfuse.native.target import host
@@ -79,7 +78,10 @@ def test_kernels_lead_back_to_the_model(named: Path, wanted: bool) -> None:
     assert "linear" in text and "native run of parts" in text and "test_perf_map.py" in text, text
 
 
-def test_the_environment_switches_it_on() -> None:
-    assert from_env({"HOTFUSE_PERF_MAP": "1"}).perf_map and not from_env({}).perf_map
+def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Settings().perf_map
+    monkeypatch.setenv("HOTFUSE_PERF_MAP", "1")
+    assert Settings().perf_map and not Settings(perf_map=False).perf_map
+    monkeypatch.setenv("HOTFUSE_PERF_MAP", "yes")
     with pytest.raises(InputError, match="HOTFUSE_PERF_MAP"):
-        from_env({"HOTFUSE_PERF_MAP": "yes"})
+        Settings()

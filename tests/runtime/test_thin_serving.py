@@ -206,7 +206,7 @@ def test_finding_a_plan_in_cold_caches_counts_where_calls_are_rare(monkeypatch: 
             asked[0] = time.perf_counter()
             return usual(gradients=False)
 
-        monkeypatch.setattr(engines, "_around", cold)
+        monkeypatch.setattr(engines, "_read_context", cold)
         with Live(own_s=1e-3, settings=SETTINGS.with_(tiers=0)) as live, torch.no_grad():
             live.calls_until(lambda: live.captured)
             for _ in range(400):

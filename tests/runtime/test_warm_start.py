@@ -41,7 +41,7 @@ _SERVE = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch, hotfuse, users_model
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.compile.workers.worker_pool import Pool
 asked, submit = [], Pool.submit
 Pool.submit = lambda pool, task: asked.append(task.header["kind"]) or submit(pool, task)
@@ -49,7 +49,7 @@ how = json.loads(sys.argv[2])
 torch.set_num_threads(how.get("threads", 1))
 torch.manual_seed(how.get("weights", 0))
 net = users_model.Net().eval()
-fast = hotfuse.jit(net, settings=from_env())
+fast = hotfuse.jit(net, settings=Settings())
 worst, rows = 0.0, how.get("rows", [16])
 until = time.monotonic() + how.get("seconds", 100)
 with torch.no_grad():

@@ -162,7 +162,8 @@ def _run(node: Node, made: Mapping[str, Any], asked: _Kernels) -> tuple[Any, ...
     try:
         return asked.results(node, [given(a) for a in node.args], attrs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as e:
-        raise InternalError(f"{node.op} does not take what a rewrite gives it", where=str(node.loc), because=str(e)) from e
+        what = f"{node.op} does not accept the operands that a rewrite gives it"
+        raise InternalError(what, where=str(node.loc), because=str(e)) from e
 
 
 def _typed(v: Value, t: Any, sizes: Mapping[str, int]) -> Type:

@@ -270,7 +270,7 @@ class MaskFactPass:
             if (places := self.known[v.name].places) is not None:
                 found[self._moved(node, v, places)] = None
         if len(found) > 1:
-            raise NotByRows("two masks that lie otherwise")
+            raise NotByRows("two masks of different layouts")
         return next(iter(found), None)
 
     def _moved(self, node: Node, v: Value, places: RowPlaces | None) -> RowPlaces | None:

@@ -209,7 +209,7 @@ class Leading(Relation):
     def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
         """The same, unless it is one of the further ones."""
         if place.axis >= len(x):
-            raise NotByRows("rows along what is looked up")
+            raise NotByRows("rows along a dim that is looked up")
         return place
 
 

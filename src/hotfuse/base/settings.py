@@ -1,4 +1,5 @@
-"""Settings are one frozen value that is passed in; the environment is read once, at the edge.
+"""Settings are one frozen value that is passed in. A field that nobody gives is what its environment variable says, read once, when
+the value is made; without that it is the default (decision 500).
 
 A field marked `affects_code` belongs to every cache key (`Settings.code_key`), so adding a field
 can never make two different programs share a cache entry.
@@ -9,9 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from hotfuse.base.errors import InputError
 
@@ -37,6 +38,40 @@ def _code(default: object) -> object:
     return field(default=default, metadata={"affects_code": True})
 
 
+def _variable(name: str, *, default: Any) -> Any:
+    """A field that an environment variable can choose where nobody gives it."""
+    return field(default_factory=lambda: _read(name, default), metadata={"variable": name, "default": default})
+
+
+def cache_home() -> Path:
+    """Where caches of this user are, by the convention of Linux desktops: `$XDG_CACHE_HOME/hotfuse` where that variable names an
+    absolute path, else `~/.cache/hotfuse`. A folder from before the variable was set stays in use until the other one is there."""
+    usual, home = Path("~/.cache/hotfuse"), os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):
+        return usual
+    named = Path(home) / "hotfuse"
+    return usual if os.path.isdir(os.path.expanduser(usual)) and not named.is_dir() else named
+
+
+def _read(name: str, default: object) -> object:
+    """What an environment variable says; the default where it is not set or empty."""
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    if isinstance(default, bool):
+        if text not in ("0", "1"):
+            raise InputError(f"{name}={text!r} is neither 0 nor 1")
+        return text == "1"
+    if isinstance(default, int):
+        if not text.isdecimal():
+            raise InputError(f"{name}={text!r} is not a whole number")
+        return int(text)
+    choices = _CHOICES.get(_FIELD_OF.get(name, ""), ())
+    if choices and text not in choices:
+        raise InputError(f"{name}={text!r} is not among the choices", hint="one of " + ", ".join(choices))
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that may be chosen about a run."""
@@ -57,7 +92,7 @@ class Settings:
     padding: Padding = "exact"
     """Batches with an attention mask: `exact` leaves padded rows out where no output shows them; `ignore` also where outputs do,
     which may then be 0 at padded rows; `keep` computes every row."""
-    devices: Devices = "same"
+    devices: Devices = _variable("HOTFUSE_DEVICES", default="same")
     """`same`: models run where their tensors are. `auto`: a model of the host may run on a CUDA device, with copies of its weights
     there, where live calls are faster so, copies of inputs and results included."""
     tiers: int = 2
@@ -66,13 +101,13 @@ class Settings:
     """Calls in a captured graph after which the next tier is tried."""
     race_s: float = 1.0
     """Most seconds spent measuring a new plan against the one it would replace."""
-    capture: CaptureMode = "background"
+    capture: CaptureMode = _variable("HOTFUSE_CAPTURE", default="background")
     """`background`: in a worker process; `inline`: in the call (tools and tests); `off`: never."""
     capture_timeout_s: float = 300.0
     """Most seconds that a capture may take in a worker."""
     compile_workers: int = 0
     """Worker processes for background work; 0 is half the cores."""
-    workers: Workers = "auto"
+    workers: Workers = _variable("HOTFUSE_WORKERS", default="auto")
     """How they begin. `auto`: as a fork of this process, which has torch and the model's library loaded, unless that is not safe
     (CUDA in use, other systems) or would make calls wait (a process of more than 2 GiB); `fork`: whatever the size; `spawn`: always
     as fresh interpreters."""
@@ -122,46 +157,48 @@ class Settings:
     """Whether what was learned is written to the profile store."""
     idle: bool = True
     """Whether idle time is used to measure kernels of the models served and to train the performance model; needs `record`."""
-    profiles: str | None = None
+    profiles: str | None = _variable("HOTFUSE_PROFILES", default=None)
     """The store: a path or URL; None is a file in the cache folder. `postgresql://…` is a database that a fleet shares: rows go to
     a file in the cache folder and from there to the database and back, beside serving."""
     profiles_s: float = 10.0
     """Seconds between two exchanges with the fleet's database."""
     profiles_rows: int = 200_000
     """Rows kept of each table of the local store that grows with use; the oldest leave first."""
-    cache_dir: Path = Path("~/.cache/hotfuse")
-    """Where the profile store, and whatever else outlives a process, is kept."""
-    cache: str | None = None
+    cache_dir: Path = field(
+        default_factory=lambda: Path(os.environ.get("HOTFUSE_CACHE_DIR") or cache_home()),
+        metadata={"variable": "HOTFUSE_CACHE_DIR", "default": Path("~/.cache/hotfuse")},
+    )
+    """Where the profile store, and whatever else outlives a process, is kept. Without a choice it is `$XDG_CACHE_HOME/hotfuse`
+    where that variable is set, unless only `~/.cache/hotfuse` is there."""
+    cache: str | None = _variable("HOTFUSE_CACHE", default=None)
     """Where captured graphs, object code and verdicts are kept for later processes: a folder; `off` keeps none. None is a folder in
     the cache folder, or none where `profiles` is in memory, which asks for nothing to be kept."""
-    cache_bytes: int = 1 << 30
+    cache_bytes: int = _variable("HOTFUSE_CACHE_BYTES", default=1 << 30)
     """Size of that folder; the least recently used entries leave first."""
-    cache_key: str | None = None
+    cache_key: str | None = _variable("HOTFUSE_CACHE_KEY", default=None)
     """A file with a key that signs entries and is trusted beside the user's own: one that all machines of a fleet share, or the
     private half of a pair."""
-    cache_shared: str | None = None
+    cache_shared: str | None = _variable("HOTFUSE_CACHE_SHARED", default=None)
     """A store of entries that machines share, as a URL that `fsspec` knows (s3://…, file:///mnt/…): asked for what the folder has
     not, and given what it gets. Entries of other machines are believed under the keys here."""
-    trusted_keys: str | None = None
+    trusted_keys: str | None = _variable("HOTFUSE_TRUSTED_KEYS", default=None)
     """A public key, or a folder of them (`*.pub`): whose entries and bundles are believed beside those of the keys above."""
-    artifacts: str | None = None
+    artifacts: str | None = _variable("HOTFUSE_ARTIFACTS", default=None)
     """A bundle that `hotfuse build` made: what the cache has not is taken from there, and nothing is compiled that it holds."""
-    debug: int = 0
+    debug: int = _variable("HOTFUSE_DEBUG", default=0)
     """What is printed to stderr as it happens, 0 to 7 (docs/debugging.md)."""
-    perf_map: bool = False
-    """Whether generated code is named in the file that `perf` reads; HOTFUSE_PERF_MAP=1 switches it on."""
+    perf_map: bool = _variable("HOTFUSE_PERF_MAP", default=False)
+    """Whether generated code is named in the file that `perf` reads."""
     max_events: int = 4096
     """Decisions remembered per model; older ones are forgotten first."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check(f.name, getattr(self, f.name), f.default)
-        given = cast("object", self.cache_dir)
-        if isinstance(given, Path):
-            return
-        if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
-            raise InputError(f"cache_dir={given!r} is no path", because=f"it is a {type(given).__name__}", hint="a str or a Path")
-        object.__setattr__(self, "cache_dir", Path(path))
+            _check(f.name, getattr(self, f.name), f.metadata.get("default", f.default))
+        for name in _PATHS:
+            given = cast("object", getattr(self, name))
+            made = os.fspath(given) if isinstance(given, os.PathLike) else given
+            object.__setattr__(self, name, Path(cast("str", made)) if name == "cache_dir" else made)
 
     @property
     def folder(self) -> Path:
@@ -201,70 +238,29 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "objective": get_args(Objective), "precision": get_args(Precision), "padding": get_args(Padding), "devices": get_args(Devices),
     "capture": get_args(CaptureMode), "workers": get_args(Workers), "weights": get_args(Weights), "caches": get_args(Caches),
 }  # fmt: skip
+_PATHS = ("cache_dir", "cache", "cache_key", "trusted_keys", "artifacts", "profiles")
+"""What names a place: text or a path."""
+_FIELD_OF = {f.metadata["variable"]: f.name for f in fields(Settings) if "variable" in f.metadata}
+"""By environment variable."""
 
 
 def _check(name: str, given: object, default: object) -> None:
     """Refuse what cannot be meant where it is said: a word that nobody compares with would choose the last alternative silently."""
+    because = f"it is a {type(given).__name__}"
     if (choices := _CHOICES.get(name)) is not None:
         if given not in choices:
             raise InputError(f"{name}={given!r} is not among the choices", hint="one of " + ", ".join(choices))
+    elif given is None and default is None:
         return
-    if given is None and default is None:
-        return
-    if (isinstance(default, bool | int | float) or name == "threads") and not isinstance(given, Real):
-        raise InputError(f"{name}={given!r} is no number", because=f"it is a {type(given).__name__}")
-
-
-_ENV = {
-    "HOTFUSE_DEBUG": "debug",
-    "HOTFUSE_CACHE_DIR": "cache_dir",
-    "HOTFUSE_CAPTURE": "capture",
-    "HOTFUSE_PROFILES": "profiles",
-    "HOTFUSE_PERF_MAP": "perf_map",
-    "HOTFUSE_WORKERS": "workers",
-    "HOTFUSE_DEVICES": "devices",
-    "HOTFUSE_CACHE": "cache",
-    "HOTFUSE_CACHE_BYTES": "cache_bytes",
-    "HOTFUSE_CACHE_KEY": "cache_key",
-    "HOTFUSE_CACHE_SHARED": "cache_shared",
-    "HOTFUSE_TRUSTED_KEYS": "trusted_keys",
-    "HOTFUSE_ARTIFACTS": "artifacts",
-}
-
-
-def from_env(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the environment once; a malformed variable is an error that names it."""
-    environ = os.environ if environ is None else environ
-    changes: dict[str, object] = {}
-    for var, name in _ENV.items():
-        if (text := environ.get(var)) is None or text == "":
-            continue
-        if name == "debug":
-            if not text.isdecimal():
-                raise InputError(f"{var}={text!r} is not a debug level", hint="a number from 0 to 7")
-            changes[name] = int(text)
-        elif name == "cache_bytes":
-            if not text.isdecimal():
-                raise InputError(f"{var}={text!r} is not a number of bytes")
-            changes[name] = int(text)
-        elif name == "perf_map":
-            if text not in ("0", "1"):
-                raise InputError(f"{var}={text!r} is neither 0 nor 1")
-            changes[name] = text == "1"
-        elif name == "cache_dir":
-            changes[name] = Path(text)
-        elif name == "capture":
-            if text not in ("background", "inline", "off"):
-                raise InputError(f"{var}={text!r} is not a capture mode", hint="background, inline or off")
-            changes[name] = text
-        elif name == "workers":
-            if text not in ("auto", "fork", "spawn"):
-                raise InputError(f"{var}={text!r} is no way to start workers", hint="auto, fork or spawn")
-            changes[name] = text
-        elif name == "devices":
-            if text not in ("same", "auto"):
-                raise InputError(f"{var}={text!r} does not say where models may run", hint="same or auto")
-            changes[name] = text
-        else:
-            changes[name] = text
-    return Settings().with_(**changes)
+    elif name in _PATHS:
+        if not isinstance(os.fspath(given) if isinstance(given, os.PathLike) else given, str):
+            raise InputError(f"{name}={given!r} is no path", because=because, hint="a str or a Path")
+    elif isinstance(default, bool | int | float) or name == "threads":
+        if not isinstance(given, Real):
+            raise InputError(f"{name}={given!r} is no number", because=because)
+        if not isinstance(default, float) and not isinstance(given, Integral):
+            raise InputError(f"{name}={given!r} is no whole number", because=because)
+        if not float(given) >= (name == "threads"):
+            raise InputError(f"{name}={given!r} is too small", hint="1 or more" if name == "threads" else "0 or more")
+    elif not isinstance(given, str):
+        raise InputError(f"{name}={given!r} is no text", because=because)

@@ -29,7 +29,7 @@ import typer
 from hotfuse.base.errors import HotfuseError, InputError
 from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.base.settings import Settings, from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.model_inputs import Feeds, make_feeds
 from hotfuse.cli.output import console, pairs, print_json, reports_errors, rows
 from hotfuse.cli.stores import machines_named, open_store
@@ -94,7 +94,7 @@ def build(
     _writable(out)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hotfuse-build-") as folder:
-        settings = from_env().with_(cache=folder, threads=threads, idle=False, artifacts=None, capture="background")
+        settings = Settings().with_(cache=folder, threads=threads, idle=False, artifacts=None, capture="background")
         if key is not None:
             settings = settings.with_(cache_key=str(key.expanduser().resolve()))
         held = opened(Path(folder), settings)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _open(at: str | None) -> Folder:
     """A folder that exists: looking at one must not begin it."""
     from hotfuse.cache.place import opened, root_of
 
-    settings = from_env().with_(**({"cache": at} if at else {}))
+    settings = Settings().with_(**({"cache": at} if at else {}))
     root = root_of(settings)
     if root is None:
         raise InputError("the settings keep nothing", hint="--folder, or HOTFUSE_CACHE")
@@ -104,7 +104,7 @@ def keys(
     """The keys that sign entries and are believed: where they are and what they are called, never what they are."""
     from hotfuse.cache.keys import USER_KEY, make_key, make_pair, public_files, read_key, read_public
 
-    settings = from_env()
+    settings = Settings()
     if make is not None and pair is not None:
         raise InputError("two kinds of key are asked for", hint="--make or --make-pair")
     wanted = make or pair

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.device_peaks import calibrate_device
 from hotfuse.cli.output import console, heading, print_json, reports_errors, rows
 from hotfuse.cli.stores import At
@@ -53,7 +53,7 @@ def calibrate(
     from hotfuse.profile.store import Store
     from hotfuse.profile.store_place import location
 
-    with Store.open(at or location(from_env())) as store, machine_pool() as pool:
+    with Store.open(at or location(Settings())) as store, machine_pool() as pool:
         if console().is_terminal and not as_json:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

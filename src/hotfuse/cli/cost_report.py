@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.output import heading, print_json, rows
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
     ahead, aside = foresight(), left_aside()
-    job = grouping_job(sizes, from_env().objective, measuring(sizes))
+    job = grouping_job(sizes, Settings().objective, measuring(sizes))
     laid: GroupedGraph = run_all(GROUPING[:BEFORE_GROUPS], graph, job)
     engine = planner(job.core, job.lowers, job.objective, gate=job.gate)
     assert engine is not None  # kernels can be measured here

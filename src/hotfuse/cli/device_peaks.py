@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import Settings, from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.output import console, heading, print_json, rows
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def calibrate_device(name: str, budget: float, at: str | None, seed: int, *, as_
     if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"there is no device {name} here", hint="hotfuse doctor lists the devices")
     begin, device = time.monotonic(), torch.device("cuda", device.index or 0)
-    settings = from_env() if at is None else from_env().with_(profiles=at)
+    settings = Settings() if at is None else Settings().with_(profiles=at)
     peaks = measured_peaks(device)
     kept = keep_peaks(peaks, settings)
     kernels = _kernels(device, settings, budget - (time.monotonic() - begin), seed, quiet=as_json or not console().is_terminal)

@@ -16,7 +16,7 @@ import typer
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.base.settings import Settings, from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.machine_limits import MachineLimits, limits, show_limits
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
 from hotfuse.machine.fingerprint import make_fingerprint
@@ -46,7 +46,7 @@ def doctor(
     peaks: Annotated[bool, typer.Option("--peaks", help="Measure the machine's limits, and keep them.")] = False,
 ) -> None:
     """Check this installation: versions, devices, CPU features that really execute, limits, threads, cache, worker."""
-    settings = from_env()
+    settings = Settings()
     top = topology()
     probed = features()
     who = make_fingerprint(top, usable_features())
@@ -180,7 +180,7 @@ def check_worker(timeout_s: float = 120.0) -> Check:
 
     name = "capture in a worker"
     start = time.monotonic()
-    settings = from_env().with_(capture="background")
+    settings = Settings().with_(capture="background")
     with torch.inference_mode(), jit(torch.nn.Linear(4, 4).eval(), settings=settings) as fast:
         fast(torch.ones(1, 4))
         drained = fast.wait(timeout_s)

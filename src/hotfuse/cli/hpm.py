@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
 from hotfuse.cli.stores import At
 
@@ -40,7 +40,7 @@ def hpm(
     from hotfuse.profile.store_place import location
 
     threads = threads or torch.get_num_threads()
-    place = at or location(from_env())
+    place = at or location(Settings())
     if "://" not in place and not Path(place).expanduser().exists():
         raise InputError(f"there is no profile store at {place}", hint="hotfuse calibrate, or serve a model")
     with Store.open(place) as store:

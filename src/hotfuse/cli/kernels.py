@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.output import heading, print_json, rows
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wa
         names = ", ".join(f"{number} {k.name}" for number, k, _ in every)
         what = f"there is no kernel number {wanted}" if wanted.isdecimal() else f"no kernel has {wanted!r} in its name"
         raise InputError(what, hint=names)
-    backend = from_env().backend
+    backend = Settings().backend
     shown = [{"number": n, "name": k.name, "ops": ops, "text": kernel_text(k, stage, backend)} for n, k, ops in chosen]
     if as_json:
         print_json({"stage": stage, "kernels": shown})
@@ -52,7 +52,7 @@ def _made(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     sizes = bind(graph, shapes)
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
-    compilation = begin(show(graph), sizes, from_env())
+    compilation = begin(show(graph), sizes, Settings())
     compilation.run()
     return compilation.message()[0]
 

@@ -17,7 +17,7 @@ import typer
 
 from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.passes import verifying
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 from hotfuse.cli.cost_report import show_costs
 from hotfuse.cli.device_kernels import show_device_kernels
 from hotfuse.cli.kernels import show_kernels
@@ -120,7 +120,7 @@ def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> CapturedModel:
 
     specs = specs_of(loaded.inputs, sizes)
     request = OnnxCapture(wire.call_to_json(CallSpec(tuple(specs))))
-    done = captured_from(ask(request, [ship(loaded).blob], from_env()))
+    done = captured_from(ask(request, [ship(loaded).blob], Settings()))
     weights = {**OnnxModule(loaded).weights, **{k: restore(info) for k, info in done.constants.items()}}
     return CapturedModel(done, [s.shape for s in specs], weights)
 
@@ -135,7 +135,7 @@ def _graph_after(model: CapturedModel, name: str) -> tuple[Graph, tuple[Group, .
     sizes = bind(graph, model.shapes)
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
-    return graph_after(name, WeightedGraph(graph, model.weights), sizes, from_env())
+    return graph_after(name, WeightedGraph(graph, model.weights), sizes, Settings())
 
 
 def _show_graph(model: CapturedModel, name: str, *, as_json: bool) -> None:
@@ -319,7 +319,7 @@ def partition_report(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> list[di
 
     env = bind(graph, shapes)
     found: list[dict[str, Any]] = []
-    for part in cut(graph, from_env().partition_nodes).parts:
+    for part in cut(graph, Settings().partition_nodes).parts:
         piece = extract(graph, range(part.first, part.last), f"{graph.name}.p{part.index}")
         cost = None if isinstance(env, Mismatch) else graph_cost(piece, env)
         ops = Counter(packet(n.op) for n in piece.nodes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 
 if TYPE_CHECKING:
     from hotfuse.profile.rows import StoredMachine
@@ -30,7 +30,7 @@ def open_store(at: str | None = None, *, begin: bool = False) -> Store:
     from hotfuse.profile.store import Store, store_place
     from hotfuse.profile.store_place import central, location
 
-    place = at or central(from_env()) or location(from_env())
+    place = at or central(Settings()) or location(Settings())
     file = store_place(place)
     there = file.exists() if isinstance(file, Path) else file is not None
     if not begin and not there:

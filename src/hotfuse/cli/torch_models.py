@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run
-from hotfuse.base.settings import from_env
+from hotfuse.base.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -130,5 +130,5 @@ def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> 
     specs = specs_of(leaves, opened or [set() for _ in leaves])
     request = TorchCapture(wire.call_to_json(CallSpec(tuple(specs))))
     shipment = ship(model, spec)
-    found = captured_from(ask(request, [shipment.blob], from_env()))
+    found = captured_from(ask(request, [shipment.blob], Settings()))
     return CapturedModel(found, [s.shape for s in specs], run(BIND, found, shipment.tensors).weights)

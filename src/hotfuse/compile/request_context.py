@@ -22,7 +22,7 @@ from hotfuse.backends import registry
 from hotfuse.backends.protocol import KernelBackend
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.base.settings import Objective, Precision, Settings, from_env
+from hotfuse.base.settings import Objective, Precision, Settings
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import CachePlace, folder_at, where
 from hotfuse.profile.store_place import location
@@ -85,7 +85,7 @@ class RequestSettings:
             raise InternalError(f"a request of version {version}", because=f"this worker speaks version {VERSION}")
         given: dict[str, Any] = {f.name: header[f.name] for f in fields(cls) if f.name in header}
         if given.get("precision", "fp32") not in PRECISIONS or given.get("objective", "latency") not in OBJECTIVES:
-            raise InternalError("a request asks for what there is not", because=str(given))
+            raise InternalError("a request names an object that does not exist", because=str(given))
         found = cls(**given)
         return replace(found, threads=max(1, int(found.threads)), strategies=tuple(str(s) for s in found.strategies))
 
@@ -113,7 +113,7 @@ def context_of(settings: Settings) -> RequestContext:
 
 def current() -> RequestContext:
     """The store of the request in hand; of the environment where there is none."""
-    return _current.get() or RequestContext(location(from_env()), record=False)
+    return _current.get() or RequestContext(location(Settings()), record=False)
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def _listen() -> None:
                 return
     except Exception as e:  # of somebody's hook
         unheard = f"{unheard}: {error_text(e)}"
-    raise CaptureError("what the model's code asks of the system cannot be watched", because=unheard)
+    raise CaptureError("the model's code asks the system for something that cannot be watched for changes", because=unheard)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ nothing is put together, but every turn waits for the one before, along the whol
 wide as the turn.
 
 Every rule that lowering decides by is in `analysis.vector_loops`; turns are held to those of lowered kernels by
-`tests/contract/test_hpm_passes.py` (decision 225).
+`tests/contract/test_hpm_passes.py` (decision 501).
 """
 
 from __future__ import annotations

@@ -46,10 +46,9 @@ NAMES = (*SUMS, *MAXIMA, *EDGES, *TILING)
 """Columns of a row."""
 COLUMN = {n: i for i, n in enumerate(NAMES)}
 FAMILIES = ("pointwise", "broadcast", "reduction", "contraction", "convolution", "attention", "recurrent", "library")
-_FOLDS = {"softmax": 2, "logsumexp": 2, "layer_norm": 2, "group_norm": 2, "instance_norm": 2, "var": 2, "std": 2,
-          "arg": 2}  # fmt: skip
+_FOLDS = {"softmax": 2, "logsumexp": 2, "layer_norm": 2, "group_norm": 2, "instance_norm": 2, "var": 2, "std": 2}
 """Results that a row is folded to one after the other, by a part of the operator's name: the largest and the sum, the mean and the
-variance, the element and its place; others have one."""
+variance; others have one. `test_operators_fold_rows_as_often_as_their_kernels` holds it to kernels."""
 _TURNING = frozenset({"aten.transpose", "aten.permute", "aten.t", "aten.mT", "aten.swapaxes", "aten.movedim"})
 _IN_PLACE = frozenset({Access.POINTWISE, Access.MOVEMENT, Access.REDUCTION})
 """What reads its operands where its results lie."""

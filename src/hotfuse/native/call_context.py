@@ -31,7 +31,7 @@ from hotfuse.native.toolchain import helper_object
 
 _C = torch._C
 CHANGED = -1
-Around = Callable[[], int]
+ContextReader = Callable[[], int]
 _FUNCTIONS = {
     "functions": "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
     "dispatches": "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
@@ -42,14 +42,14 @@ _FUNCTIONS = {
 }
 
 
-def asked_in_python() -> int:
+def context_in_python() -> int:
     """The same, asked one by one."""
     if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack() or _C._is_tracing():
         return CHANGED
     return usual(gradients=torch.is_grad_enabled())
 
 
-def what_is_around() -> str:
+def context_in_words() -> str:
     """What changes the meaning of torch's operators now, in words."""
     if _C._is_any_autocast_enabled():
         return "torch.autocast"
@@ -130,7 +130,7 @@ def _nothing() -> Generator[None]:
     yield
 
 
-def _proven(around: Around) -> None:
+def _proven(around: ContextReader) -> None:
     """Compare with Python under everything that matters; all of it is the asking thread's own, but for the default dtype."""
     modes = (
         _nothing, torch.no_grad, torch.enable_grad, torch.inference_mode, _Functions, _Dispatches,
@@ -139,7 +139,7 @@ def _proven(around: Around) -> None:
     )  # fmt: skip
     for mode in modes:
         with mode():
-            got, want = around(), asked_in_python()
+            got, want = around(), context_in_python()
         if got != want:
             raise InternalError("native code sees another state of torch than Python", because=f"{got}, not {want}")
     seen: list[int] = []
@@ -153,13 +153,13 @@ def _proven(around: Around) -> None:
 
 
 @once
-def native_around() -> Around | str:
+def native_context_reader() -> ContextReader | str:
     """The native question, or why there is none. For the background: the first time of a process compiles."""
     try:
         torch_itself = ctypes.CDLL(_C.__file__)
         found = {name: ctypes.cast(getattr(torch_itself, n), ctypes.c_void_p).value or 0 for name, n in _FUNCTIONS.items()}
         symbols = found | python_symbols("PyLong_FromLong")
-        around: Around = python_function(load_object(helper_object(_text()), ["around"], symbols), "around")
+        around: ContextReader = python_function(load_object(helper_object(_text()), ["around"], symbols), "around")
         _proven(around)
         return around
     except Exception as e:  # whatever another torch does otherwise is a reason to stay with Python

@@ -84,7 +84,7 @@ def _found() -> FlagPlaces:
     layer = nn.Linear(2, 2)
     for t in (*_leaves(), *layer.parameters(), torch.zeros(3).requires_grad_(), layer.weight.detach()):
         if read_flag(t, places) is not t.requires_grad:
-            raise InternalError("a tensor's flag is read otherwise than Python reads it")
+            raise InternalError("native code reads another flag of a tensor than Python")
     return places
 
 

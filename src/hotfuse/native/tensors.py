@@ -388,7 +388,7 @@ def _proven(access: TensorHelpers, tensors: Sequence[torch.Tensor]) -> None:
             continue
         want = (tuple(t.shape), t.stride(), dtype_code(t.dtype), t.numel(), t.data_ptr(), t.is_contiguous())
         if reader.read(t) != want:
-            raise InternalError("native code reads a tensor otherwise than Python", because=f"{reader.read(t)}, not {want}")
+            raise InternalError("native code reads other facts of a tensor than Python", because=f"{reader.read(t)}, not {want}")
         made = reader.empty(t.shape, t.stride(), dtype_code(t.dtype))
         if type(made) is not torch.Tensor or (made.shape, made.stride(), made.dtype) != (t.shape, t.stride(), t.dtype):
             raise InternalError("native code makes another tensor than it was asked for")

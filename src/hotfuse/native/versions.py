@@ -90,7 +90,7 @@ def version_places() -> VersionPlaces | str:
         for t in ts:
             for view in (t, t.detach(), t.view(-1), t.data, nn.Parameter(t.detach(), requires_grad=False)):
                 if read_version(view, places) != view._version:  # pyright: ignore[reportPrivateUsage]
-                    raise InternalError("a tensor's version is read otherwise than Python reads it")
+                    raise InternalError("native code reads another version of a tensor than Python")
         return places
     except Exception as e:  # whatever another torch does otherwise is a reason to ask Python
         return error_text(e)

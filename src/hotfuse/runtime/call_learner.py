@@ -13,7 +13,7 @@ from statistics import median
 import torch
 
 from hotfuse.base.debug import CALLS, say
-from hotfuse.native.call_context import Around
+from hotfuse.native.call_context import ContextReader
 from hotfuse.runtime.background import Job
 from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
 from hotfuse.runtime.observe.obstacle_log import ObstacleLog
@@ -41,18 +41,19 @@ class CallLearner:
     """Learns from the calls of one engine."""
 
     def __init__(
-        self, plans: Plans, gradients: Gradients, improver: Improver | None, obstacles: ObstacleLog, context: Callable[[], Around],
+        self, plans: Plans, gradients: Gradients, improver: Improver | None, obstacles: ObstacleLog,
+        context: Callable[[], ContextReader],
         harden: Callable[[Sequence[Job]], None], serve: Serve, tally: Tally,
     ) -> None:  # fmt: skip
         self._plans, self._gradients, self._improver, self._obstacles = plans, gradients, improver, obstacles
         self._settings, self._log = plans.settings, plans.log
         self._context = context
-        """What asks for what is around a call, as it is just now."""
+        """Gives the function that reads the context of a call, which changes once native code is there."""
         self._harden = harden
         """Has that compiled, and what else every call asks, beside other jobs; the first hot call asks for it."""
         self._serve, self._tally = serve, tally
         self.outside_s: Callable[[], float] = lambda: 0.0
-        """What who serves around the engine adds to calls in plans, and not to those that go straight to the own code."""
+        """Seconds that a caller of the engine adds to calls in plans, and not to calls that go straight to the own code."""
         self.concurrency = Concurrency()
 
     def _dispatch_s(self, site: Site, entry: Entry, leaves: Sequence[torch.Tensor]) -> float:

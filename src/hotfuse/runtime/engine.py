@@ -29,7 +29,7 @@ from hotfuse.cache.place import folder_of
 from hotfuse.compile.workers.background_priority import background_priority
 from hotfuse.machine import team_size
 from hotfuse.machine.heap import heap
-from hotfuse.native.call_context import Around, asked_in_python, native_around, what_is_around
+from hotfuse.native.call_context import ContextReader, context_in_python, context_in_words, native_context_reader
 from hotfuse.native.toolchain import keep_in
 from hotfuse.runtime.background import Background, Job, Submit
 from hotfuse.runtime.call_learner import CallLearner
@@ -56,8 +56,8 @@ MAX_PLAIN = 256
 """Combinations of argument names that are looked up in one step: names come in any order."""
 MAX_NUMBERED = 4096
 """Structures that have code whose sites are found by their numbers; code that is thrown away and made again has a new one."""
-_around: Around = asked_in_python
-"""What is around a call; one native question for the whole process as soon as a model is hot."""
+_read_context: ContextReader = context_in_python
+"""The context of a call (`native.call_context`); one native question for the whole process as soon as a model is hot."""
 _NOT_BEGUN = object()
 _hardening: list[str] = []
 """Whether that has been tried, and why it cannot be."""
@@ -65,16 +65,16 @@ _hardening: list[str] = []
 
 def _harden() -> None:
     """For the background: compiles."""
-    global _around
+    global _read_context
     try:
-        found = native_around()
+        found = native_context_reader()
     except Exception as e:
         _hardening.append(error_text(e))
         raise
     if isinstance(found, str):
         _hardening.append(found)
     else:
-        _around = found
+        _read_context = found
 
 
 class Engine:
@@ -124,11 +124,11 @@ class Engine:
         self._capturer.own_answers = self._teller.below
         self._threads = settings.threads
         self._clock = itertools.count(1)
-        self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _around, self._harden,
+        self._learner = CallLearner(self.plans, self.gradients, self._improver, self._teller, lambda: _read_context, self._harden,
                                     self.serve, self._tally)  # fmt: skip
         self._looks = CallLooks(self.plans, self.own_code, self.teams, self._capturer, self._improver, self._learner,
                                 self.everyone, self._answered_instead,
-                                lambda: _around is not asked_in_python or any(_hardening))  # fmt: skip
+                                lambda: _read_context is not context_in_python or any(_hardening))  # fmt: skip
         self.concurrency = self._learner.concurrency
         if settings.capture == "off":
             log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
@@ -177,7 +177,7 @@ class Engine:
             site.resting -= 1
             counts.module_calls += 1
             return self.own_code(*args, **kwargs)
-        around = _around()
+        around = _read_context()
         if around < 0:
             if not plain and not _TENSORS.issuperset(map(type, leaves)):
                 return self._serve_nested(args, kwargs)
@@ -341,7 +341,7 @@ class Engine:
     ) -> Any:  # fmt: skip
         """Answer a call whose structure is new."""
         counts = self._tally.mine
-        if _around() < 0:
+        if _read_context() < 0:
             self._rests.without_site(names)
             return self._under_modes(args, kwargs, counts)
         result = self._capturer.own_code(spec, leaves, args, kwargs, counts)
@@ -353,7 +353,7 @@ class Engine:
         """A call whose caller changed what torch's operators mean: the model's own code answers it."""
         counts.module_calls += 1
         if not self.limits.changed_context:
-            self.limits.changed_context = f"calls under {what_is_around()} run the model's own code"
+            self.limits.changed_context = f"calls under {context_in_words()} run the model's own code"
             self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=self.limits.changed_context)
         self._teller.below()
         return self.own_code(*args, **kwargs)
@@ -433,7 +433,7 @@ class Engine:
     def watch_stats(self) -> dict[str, Any]:
         """How calls make sure that the model is the one that was captured."""
         watch = self.plans.watch
-        asked = "native" if _around is not asked_in_python else "".join(_hardening) or "Python"
+        asked = "native" if _read_context is not context_in_python else "".join(_hardening) or "Python"
         return {**watch.stats(), "around": asked, "memory": self.plans.originals.stats()} if watch is not None else {}
 
     def let_go_of_changed(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from hotfuse.api import engine_stats, with_artifacts
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
 from hotfuse.base.events import Action, EventLog, Why
-from hotfuse.base.settings import Settings, from_env
+from hotfuse.base.settings import Settings
 from hotfuse.compile.freeze import may_copy
 from hotfuse.compile.workers.service import service
 from hotfuse.explain import Explanation, explain_engine
@@ -71,7 +71,7 @@ class InferenceSession:
         options = SessionOptions() if sess_options is None else adopted(sess_options)
         if options.log_severity_level != -1:
             check_severity(options.log_severity_level)
-        settings = from_env() if settings is None else settings
+        settings = Settings() if settings is None else settings
         settings = settings.with_(threads=options.threads or settings.threads, debug=max(options.debug, settings.debug))
         settings = with_artifacts(settings, artifacts)
         self._options = options

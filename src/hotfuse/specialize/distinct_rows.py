@@ -168,7 +168,7 @@ class _DistinctWriter(RowsWriter):
 
     def spread(self, v: Value, axes: tuple[int, int]) -> Value:
         """A batch has one axis of rows, and no other that they belong to."""
-        raise CannotPack(f"%{v.name} varies by what a batch does not have")
+        raise CannotPack(f"%{v.name} varies along a dim that a batch does not have")
 
     def live_count(self) -> Value:
         """The number of rows."""

@@ -156,7 +156,7 @@ def _by_type(floats: str, others: str) -> Row:
 def _only(text: str, types: frozenset[DType]) -> Row:
     def row(a: Sequence[str], t: Sequence[DType]) -> str:
         if t[0] not in types:
-            raise CannotLower(f"Triton has no such function of {t[0].value}")
+            raise CannotLower(f"Triton lacks this function of {t[0].value}")
         return text.format(*a)
 
     return row

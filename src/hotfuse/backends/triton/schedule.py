@@ -27,7 +27,7 @@ def sums(body: Sequence[Stmt], split: int) -> Loop:
     added = {s.outs[0].name: s.args[0] for s in loop.body if isinstance(s, Instr) and s.op == "mma"}
     for (inner, first), out in zip(loop.carried, loop.yields, strict=True):
         if first.name not in zeros or added.get(out.name) != inner or inner.type.dtype is not DType.F32:
-            raise CannotLower("what the loop hands on is no sum of products")
+            raise CannotLower("the value that the loop carries is no sum of products")
     return loop
 
 

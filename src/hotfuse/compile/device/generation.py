@@ -163,7 +163,7 @@ class Generation:
                 self._request(part)
             while (waiting := [p for p in self.parts if p.key and self._pending(p)]) and time.monotonic() < self.until:
                 if self.stop():
-                    raise CaptureError("nobody wants the kernels any more")
+                    raise CaptureError("the kernels are no longer needed")
                 for part in waiting:
                     self._absorb(part)
                 idle(DONE_S)

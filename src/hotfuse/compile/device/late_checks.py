@@ -74,7 +74,7 @@ class LateChecks:
         """The other results; raises OtherPath."""
         *outs, holds = self._run(*inputs)
         if not bool(holds) and not made_up_calls:
-            raise OtherPath("the call takes another way through the model's code")
+            raise OtherPath("the call takes another path through the model's code")
         return tuple(outs)
 
 

@@ -102,7 +102,7 @@ class _RunKernels:
             return -1
         try:
             if self.until == UNFINISHED:
-                raise CannotLower("the plan is unfinished, and what has no kernel yet may get one")
+                raise CannotLower("the plan is unfinished: nodes without a kernel may still get one")
             if time.monotonic() > self.until:
                 raise CannotLower("no time is left for kernels between runs")
             return self._kernel(anchored(graph, extract(graph, nodes, "group")), ENTRY_US)
@@ -142,7 +142,7 @@ class _RunKernels:
         piece = piece_of(group, range(len(group.nodes)), self.sizes)
         text = piece.text
         if math.isfinite(allowance_us) and Strategy.LIBRARY.value in wanted(text):  # copies are asked for whatever they take
-            raise CannotLower("the library is what is to be tried")
+            raise CannotLower("the library is to be tried alone")
         if (known := self.refused.get(text)) is not None:
             raise known
         if text not in self.numbers:

@@ -35,7 +35,7 @@ def decoded(kind: type[T], data: Mapping[str, Any], where: str) -> T:
     """A dataclass of plain JSON; raises InternalError where the two do not agree."""
     types_ = _types(kind)
     if unknown := sorted(set(data) - types_.keys()):
-        raise InternalError(f"{where} says what nobody asked for", because=f"{kind.__name__} has no {', '.join(unknown)}")
+        raise InternalError(f"{where} has fields that its format lacks", because=f"{kind.__name__} has no {', '.join(unknown)}")
     given: dict[str, Any] = {}
     for f in fields(cast(Any, kind)):
         if f.name in data:

@@ -24,6 +24,7 @@ OP_TABLES: tuple[str, ...] = (
     "domains.microsoft_attention",
     "domains.microsoft_nhwc",
     "domains.microsoft_quant",
+    "domains.microsoft_blocks",
     "domains.ml",
     "domains.ml_svm",
     "domains.ml_trees",

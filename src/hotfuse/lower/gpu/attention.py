@@ -91,7 +91,7 @@ def _sizes(node: AttentionNode) -> AttentionSizes:
     if 0 in (batch, heads, queries, keys) or min(queries, width, value_width) < 2 or max(width, value_width) > MAX_WIDTH:
         raise CannotLower(f"attention of {queries} queries, {keys} keys, widths {width} and {value_width}")
     if node.mask is not None and (node.causal or tensor_type(node.mask).dtype not in (DType.BOOL, *TYPES)):
-        raise CannotLower("attention with such a mask")
+        raise CannotLower("a mask of this form in attention")
     return AttentionSizes(batch, heads, heads // kv_heads, queries, keys, width, value_width)
 
 

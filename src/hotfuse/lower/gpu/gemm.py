@@ -250,7 +250,7 @@ class _ClusterWriter:
                         if told := [block for block in self.blocks if block.of.name == v.name]:
                             tile = b.bcast(self.at.tile(v, landed[v.name]), (t.rows, t.columns))
                             if landed[v.name] != self.roots[:-1]:
-                                raise CannotLower(f"blocks of %{v.name}, which lies otherwise than the product")
+                                raise CannotLower(f"blocks of %{v.name}, whose layout differs from the product's")
                             store_blocks(self.memory, told, tile, where[self.at_m], where[self.at_n], self.along_m.valid, self.n)
 
     def _give_rows(self) -> None:

@@ -246,7 +246,7 @@ def _overwritten(m: Move, d: int, start: Dim, length: Dim, part: Alias) -> Moved
     """A value in which a stretch of a dim is another one's."""
     value, given = m.value(), m.value("src")
     if not isinstance(value.type, TensorType) or not isinstance(given.type, TensorType) or value.type.dtype is not given.type.dtype:
-        raise CannotLower(f"{m.node.op} converts what it puts in")
+        raise CannotLower(f"{m.node.op} converts the values that it writes")
     same_place = Alias(value, m.position)
     parts = [ConcatPart(start, part)]
     if start != 0:

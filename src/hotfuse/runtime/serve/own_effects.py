@@ -22,7 +22,7 @@ from torch.nn.modules import module as every_module
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.frontends.side_effects import Observed, python_generators
-from hotfuse.native.call_context import asked_in_python, usual
+from hotfuse.native.call_context import context_in_python, usual
 from hotfuse.runtime.serve.effects import heard, loggers
 
 _C: Any = torch._C
@@ -51,7 +51,7 @@ def allowed_kernels() -> tuple[Any, ...]:
 
 def around_call() -> Any:
     """What is around a call and decides what torch's operators mean; None where that is more than a recording keeps apart."""
-    if (number := asked_in_python()) >= 0:
+    if (number := context_in_python()) >= 0:
         return number
     if _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
         return None

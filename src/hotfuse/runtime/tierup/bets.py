@@ -76,7 +76,7 @@ def place(graph: Graph, at: int, name: str, calls: Sequence[Call], make: Make, p
     prefix = before.prefix if before is not None else plain(cut.prefix, calls)
     inside = _inside(graph, cut, prefix, calls, outcome=outcome)
     if not inside:
-        raise NoSuchCall("no kept call goes that way")
+        raise NoSuchCall("no kept call takes that path")
     hot = _straight(cut.hot, inside, make, plain, DEEPEST)
     if before is not None:
         return replace(before, hot={**before.hot, outcome: hot})

@@ -57,7 +57,7 @@ def not_after_faults(fallback: Run) -> Run:
         faulted, seen[0] = now != seen[0], now
         if faulted and all(thread == here for thread in list(_latest)):
             _latest.append(here)
-            raise OtherPath("the call takes another way through the model's code")
+            raise OtherPath("the call takes another path through the model's code")
         try:
             return fallback(*args)
         except OtherPath:

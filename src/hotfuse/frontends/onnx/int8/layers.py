@@ -47,7 +47,7 @@ EXACT = 1 << 24
 FEW_ROWS = 4
 """Products of fewer rows are faster as floats: the integer kernels take as long for one row as for four."""
 WIDENED_BYTES = 64 << 20
-"""Most memory of one layer's weights as floats."""
+"""Most memory of one layer's weights that are made floats once instead of in every call."""
 
 TURN = torch.tensor(128, dtype=torch.uint8)
 """The highest bit of a byte: turned, unsigned bytes are signed ones, 128 less."""

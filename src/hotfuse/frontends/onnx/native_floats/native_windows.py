@@ -144,7 +144,7 @@ class SmallConv:
         run = self._native
         return self._chosen(x)(x) if run is None else run(x)
 
-    def settled(self) -> Images | None:
+    def choice(self) -> Images | None:
         """What was found fastest; None before the native code is there and compared."""
         return self._native
 

@@ -38,11 +38,11 @@ class KnownBehind:
 
 
 @runtime_checkable
-class Settles(Protocol):
+class ChoosesOnce(Protocol):
     """A call that finds out what it is best made by."""
 
-    def settled(self) -> Callable[..., Any] | None:
-        """What that is from now on; None while it is open."""
+    def choice(self) -> Callable[..., Any] | None:
+        """The function that it calls from now on; None while that is open."""
         ...
 
 
@@ -70,8 +70,8 @@ def written(
             names = [f"k{k}_{place}" for place in range(len(call.known))]
             bound.update(zip(names, call.known, strict=True))
             args, call = [*args, *names], call.call
-        elif isinstance(call, Settles) and (settled := call.settled()) is not None:
-            call = settled
+        elif isinstance(call, ChoosesOnce) and (fixed := call.choice()) is not None:
+            call = fixed
         bound[f"f{k}"] = call
         text = f"f{k}({', '.join(args)})"
         if form is None:

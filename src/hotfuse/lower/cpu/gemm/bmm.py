@@ -114,7 +114,7 @@ class _BmmGroup:
         """Whether a value is in memory, and its elements along a counter next to each other."""
         found = trace(Definitions(self.graph), self.space, [(value, position)])
         if found.computed or found.folds or found.scans or found.picks or len(found.loads) != 1:
-            raise CannotLower(f"%{value.name} is computed, not only looked at in another way")
+            raise CannotLower(f"%{value.name} is computed, not a view")
         ((_, where), source), = found.loads.items()
         place = self.memory.place(source)
         walk: list[Dim] = [mul(f, s) for c, s in zip(where, place.strides, strict=True) for k, f in c.terms if k == counter]

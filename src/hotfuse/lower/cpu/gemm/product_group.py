@@ -110,7 +110,7 @@ class _GemmGroup:
             graph, found = matrices, products(matrices, scalings)
             self.rows: tuple[Dim, ...] = (self.m,)
         elif any(packet(n.op) in RESHAPES for n in graph.nodes):
-            raise CannotLower("rows are counted in several ways, and not all operands lie so that it does not matter")
+            raise CannotLower("rows are counted along several dims, and not every operand is laid out for that")
         else:
             self.rows = dims
         self.graph, self.found = graph, found
