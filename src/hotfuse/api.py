@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _SHIPPING = threading.Lock()
-_OWN = frozenset(("_target", "_view", "_serving", "_plain"))
+_OWN = frozenset(("_target", "_view", "_serving", "_rest"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class Jit:
 
         model = TorchModel(target, settings)
         plain = engine_of(model)
-        self._plain = plain
+        self._rest = plain.everyone.rest
         self._serving = serving = StateServing(target, plain, lift)
         model.changes_itself, model.remembers_state = serving.plain_changes_itself, serving.remembers
         if isinstance(target, nn.Module):
@@ -333,17 +333,15 @@ class Jit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same structure, dtypes and values as the model's own call; never waits for a compile. While nothing is faster than the
-        model's own code, calls go straight there until the next look (`StateServing.rest`).
+        model's own code, calls go straight there until the next look (`RestOfAll`).
         """
-        serving = self._serving
         if not is_dynamo_compiling():  # it would guard on the count
-            rest = serving.rest
-            if rest.resting > 0 and not (background_priority.jobs and team_size.has_every_core()):
-                rest.resting -= 1
-                plain = self._plain
-                plain.everyone.outside += 1
-                return plain.own_code(*args, **kwargs)
-        return serving.serve(args, kwargs)
+            rest = self._rest
+            if rest.left > 0 and not (background_priority.jobs and team_size.has_every_core()):
+                rest.left -= 1
+                rest.passed += 1
+                return rest.own_code(*args, **kwargs)
+        return self._serving.serve(args, kwargs)
 
     @property
     def _engine(self) -> Engine:

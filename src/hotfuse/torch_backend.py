@@ -39,7 +39,7 @@ from hotfuse.machine import team_size
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.rests import NEVER, Resting
+from hotfuse.runtime.tally import NEVER, Rest
 from hotfuse.runtime.weights.model_guard import ModelGuard
 from hotfuse.stages import ServedPlan, plans_of
 
@@ -138,7 +138,7 @@ class CompiledGraph:
         """One for each set of weights that calls brought."""
         self._enter: Callable[..., Any] = self._unbound
         """Serves a call by the weights that it brings."""
-        self._resting: Resting | None = None
+        self._rest: Rest | None = None
         """Where it stands how many calls go straight to Dynamo's own graph."""
         self._lock = threading.Lock()
         try:
@@ -155,11 +155,11 @@ class CompiledGraph:
             return self._own_graph
 
         def graph(*args: Any) -> Any:
-            resting = self._resting
-            if resting is None:
+            rest = self._rest
+            if rest is None:
                 return self._first(args)
-            if resting.resting > 0 and not (background_priority.jobs and team_size.has_every_core()):
-                resting.resting -= 1
+            if rest.left > 0 and not (background_priority.jobs and team_size.has_every_core()):
+                rest.left -= 1
                 self.own_calls += 1
                 return own(*args)
             return self._enter(*args)
@@ -170,8 +170,8 @@ class CompiledGraph:
         """A call before it is known where such calls are told that the graph's own code is best."""
         result = self._enter(*args)
         with self._lock:  # others may just bind more weights, or drop the engine
-            if self._resting is None and len(self.engines) == 1:
-                self._resting = self.engines[0].plain_site(len(self.arguments.inputs_at))
+            if self._rest is None and len(self.engines) == 1:
+                self._rest = self.engines[0].plain_rest(len(self.arguments.inputs_at))
         return result
 
     def _unbound(self, *args: Any) -> Any:
@@ -241,7 +241,7 @@ class CompiledGraph:
         self.engines, self._bound = (*self.engines, engine), (*self._bound, weights)
         self._enter = self._entrances(self._unbound)
         if len(self.engines) > 1 or settings.threads is not None:  # what is best of one instance says nothing of another
-            self._resting = NEVER
+            self._rest = NEVER
         return self._enter
 
     def _entrances(self, others: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,7 +290,7 @@ class CompiledGraph:
         self.log.decide(Action.NOTICE, Why.STATEFUL, self.name, state=", ".join(sorted(keys))[:200],
                         what="calls bring other tensors than the last ones: inputs from here on")  # fmt: skip
         self.converted = converted
-        dropped, self.engines, self._bound, self._enter, self._resting = self.engines, (), (), self._unbound, None
+        dropped, self.engines, self._bound, self._enter, self._rest = self.engines, (), (), self._unbound, None
         self._used = {}
         return dropped
 

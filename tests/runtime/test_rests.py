@@ -337,4 +337,4 @@ def test_a_site_where_every_call_raises_rests() -> None:
             with pytest.raises(ValueError, match="3 rows"):
                 fast(large)
         (site,) = fast._engine.sites.values()
-        assert site.resting > 0 or fast._engine.everyone.outside > 0
+        assert site.resting > 0 or fast._engine.everyone.rest.passed > 0

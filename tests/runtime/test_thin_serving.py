@@ -22,8 +22,8 @@ from hotfuse.runtime import engine as engines
 from hotfuse.runtime.call_gaps import IN_A_ROW, CallGaps
 from hotfuse.runtime.capturing import RESTING_CALLS
 from hotfuse.runtime.path_cost import path_seconds
-from hotfuse.runtime.rests import Never
 from hotfuse.runtime.serve.answering import turn_of
+from hotfuse.runtime.tally import NEVER
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.own_code import compare, decided
 from hotfuse.runtime.tierup.race import LIVE, Trial
@@ -118,7 +118,7 @@ def test_what_is_best_of_one_instance_says_nothing_of_another(graphs: list[Compi
             for engine in graph.engines:
                 for site in engine.sites.values():
                     site.resting = 3
-            assert isinstance(graph._resting, Never)
+            assert graph._rest is NEVER
         for model in models:
             torch.testing.assert_close(fast(model, x), torch.relu(model(x)))
     assert shared and not any(g.own_calls for g in shared)
@@ -173,27 +173,40 @@ def test_state_serves_itself_while_the_own_code_is_best(monkeypatch: pytest.Monk
 def test_resting_calls_do_not_come_to_the_engine() -> None:
     model, x = nn.Linear(8, 8).eval(), torch.randn(2, 8)
     fast = jit(model, settings=OFF)
-    serving = fast._serving
-    assert isinstance(serving.rest, Never)
+    serving, rest = fast._serving, fast._rest
     with torch.no_grad():
         fast(x)
         (site,) = fast._engine.sites.values()
-        assert serving.rest is site
+        assert site.rest is rest and not rest.left
         site.resting = 3
         for _ in range(4):
             torch.testing.assert_close(fast(x), model(x))
-        assert fast._engine.everyone.outside == 3 and site.resting == 0 and fast.stats()["calls"] == 5
+        assert rest.passed == 3 and site.resting == 0 and fast.stats()["calls"] == 5
+        site.resting = 1
+        object.__setattr__(fast, "_serving", None)  # a call that rests asks one object
+        torch.testing.assert_close(fast(x), model(x))
+        object.__setattr__(fast, "_serving", serving)
+        assert rest.passed == 4
         compiled = torch.compile(lambda t: fast(t) + 1, backend="eager", fullgraph=True)
         for left in (5, 4, 0):
             site.resting = left
             torch.testing.assert_close(compiled(x), model(x) + 1)
             assert site.resting == left  # nothing of a trace rests on it
+        site.resting = 5
         serving._serve_by(serving._observed)
-        assert isinstance(serving.rest, Never)  # it has to see every call
+        assert site.resting == 5 and not rest.left  # it has to see every call
+        rest.left = 1  # by a thread that was just taking it down
+        looks = serving._looks
+        torch.testing.assert_close(fast(x), model(x))
+        assert serving._looks == looks + 1 and not rest.left
         serving._serve_by(serving._plain.serve)
-        assert serving.rest is site
+        assert site.rest is rest and rest.left == 4
+        rest.left = 0
         fast(input=x)
-        assert len(fast._engine.sites) == 2 and isinstance(serving.rest, Never)  # one's rest would hide the other
+        site.resting = 3
+        assert len(fast._engine.sites) == 2 and not rest.left  # one's rest would hide the other
+        fast(input=x)
+        assert site.resting == 3 and rest.passed == 5
 
 
 def test_finding_a_plan_in_cold_caches_counts_where_calls_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:

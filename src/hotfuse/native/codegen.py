@@ -32,6 +32,8 @@ def _initialize() -> None:
     llvm.initialize_native_asmparser()
     # Index arithmetic is already hoisted to where it changes; looking for better takes LLVM longer than all the rest.
     llvm.set_option("", "-disable-lsr")
+    # The same holds for sinking addresses, compares and casts to where they are used: an eighth of the time, and no kernel faster.
+    llvm.set_option("", "-disable-cgp")
 
 
 @contextlib.contextmanager

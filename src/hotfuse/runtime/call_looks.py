@@ -77,7 +77,7 @@ class CallLooks:
         answer, turn, result, computed = None if own else plan, None, None, None
         in_whole_calls = (whole := entry.whole) is not None and whole.under_way
         if whole is not None:
-            slower = whole.arrived(number, threading.get_ident(), counts.module_calls + self._everyone.outside, entered)
+            slower = whole.arrived(number, threading.get_ident(), counts.module_calls + self._everyone.rest.passed, entered)
             if slower is not None:
                 self._plans.withdraw_slower_in_use(site, entry, plan, slower)
         if being_recorded(leaves):  # by the caller: nothing is timed, kept or compared
@@ -171,7 +171,7 @@ class CallLooks:
             site.resting, entry.next_look = BLOCK, entry.calls + 1
         else:
             entry.next_look = entry.calls + BLOCK + 1
-        answered = counts.module_calls + self._everyone.outside
+        answered = counts.module_calls + self._everyone.rest.passed
         whole.begins(entry.calls, threading.get_ident(), answered, time.perf_counter())
 
     def _path_is_native(self, site: Site, entry: Entry) -> bool:

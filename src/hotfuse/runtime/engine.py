@@ -46,7 +46,7 @@ from hotfuse.runtime.rests import Names, Rests
 from hotfuse.runtime.serve.gradients import PLAIN, Gradients, joined
 from hotfuse.runtime.serve.own_recordings import recorded_own_code
 from hotfuse.runtime.site import Entry, Route, Site
-from hotfuse.runtime.tally import Everyone, Tally, ThreadCounts
+from hotfuse.runtime.tally import Everyone, Rest, Tally, ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile, Improve
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
@@ -104,7 +104,11 @@ class Engine:
         """Recordings of the model's own kernels, where torch has a device that can be recorded."""
         self.own_code = self.own_recordings or model.call
         """What answers where no plan does, and nobody looks at the call."""
-        self.teams = CrowdedTeams(self.own_code, lambda answers: setattr(self, "own_code", answers))
+        self.teams = CrowdedTeams(self.own_code, self._answer_by)
+        self._answers_rests = counted is None
+        """Whether what rests for all calls is answered by this engine's own code."""
+        if counted is None:
+            self.everyone.rest.own_code = self.own_code
         self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.teams.own_code)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
@@ -173,8 +177,8 @@ class Engine:
                 return self._first_at(key, leaves, args, kwargs)
             plain = False
         counts, slot = self._tally.here
-        if site.resting > 0:
-            site.resting -= 1
+        if (rest := site.rest).left > 0:
+            rest.left -= 1
             counts.module_calls += 1
             return self.own_code(*args, **kwargs)
         around = _read_context()
@@ -384,6 +388,12 @@ class Engine:
             self.plans.withdraw(site, entry, plan, error)
         return result
 
+    def _answer_by(self, own_code: Callable[..., Any]) -> None:
+        """What answers where no plan does is another function from here on."""
+        self.own_code = own_code
+        if self._answers_rests:
+            self.everyone.rest.own_code = own_code
+
     def _still(self, watch: ModelGuard) -> bool:
         """Whether a model that may have changed is still the one its plans were made of, whatever its weights are."""
         change = watch.check()
@@ -405,13 +415,25 @@ class Engine:
 
     # --- control ---------------------------------------------------------------------------------
 
-    def plain_site(self, count: int) -> Site | None:
-        """The site of calls with so many tensors and nothing else, once there is one and they need nothing but an answer."""
-        return self._plain.get(count) if self._threads is None else None
+    def plain_rest(self, count: int) -> Rest | None:
+        """The rest of calls with so many tensors and nothing else, once there is a site and they need nothing but an answer."""
+        site = self._plain.get(count) if self._threads is None else None
+        return None if site is None else site.rest
 
     def only_site(self) -> Site | None:
         """The site of all calls so far, where they had one structure and need nothing but an answer."""
         return next(iter(self.sites.values())) if len(self.sites) == 1 and self._threads is None else None
+
+    def share_rest(self, seen: Callable[..., Any] | None = None) -> None:
+        """Have calls ask for the rest of the only site before they come here; where there are others, or `seen` has to answer every
+        call, each site keeps its own. A call that took a part of the common rest in that moment is seen, too."""
+        rest, only = self.everyone.rest, self.only_site() if seen is None else None
+        self._answers_rests, rest.own_code = seen is None, seen or self.own_code
+        for site in list(self.sites.values()):
+            if site.rest is rest and site is not only:
+                site.rest, rest.left = Rest(rest.left), 0
+        if only is not None and only.rest is not rest:
+            rest.left, only.rest = only.resting, rest
 
     def around_plans(self, seconds: Callable[[], float]) -> None:
         """Tell what the code around this engine adds to calls in plans, and not to calls that it answers itself."""

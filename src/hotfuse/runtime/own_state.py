@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from hotfuse.base.events import Action, Why
 from hotfuse.base.living import Living
@@ -38,9 +38,9 @@ from hotfuse.frontends.lifted_state import (
 )
 from hotfuse.machine import team_size
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.rests import NEVER, Resting
 from hotfuse.runtime.serve.effects import is_small, same_bits
 from hotfuse.runtime.site import Site
+from hotfuse.runtime.tally import NEVER
 
 MAX_LOOKS = 8
 """Calls that are looked at for what they change, behind each capture that ended so."""
@@ -75,11 +75,6 @@ class StateServing:
         self.engine = plain
         """What serves now."""
         self.serve: Callable[[tuple[Any, ...], dict[str, Any]], Any] = plain.serve
-        self.rest: Resting = NEVER
-        """How many calls need not come here: the model's own code answers them. Only of a model whose calls change nothing, as
-        others take turns, and only while all calls have one structure, or one's rest would hide another.
-
-        A process that slept finds nothing in its caches: Python that decides this inside of `serve` took 15 to 25 us then."""
         self._model: LiftedState | None = None
         self._tried: list[StatePlaces] = []
         self._remembered = StatePlaces()
@@ -96,8 +91,14 @@ class StateServing:
         _ALL.add(self)
 
     def _rest_anew(self) -> None:
-        """Whose rest calls have: the plans have a new site, or something else serves."""
-        self.rest = (self._plain.only_site() if self.serve == self._plain.serve else None) or NEVER
+        """The plans have a new site, or something else serves. Calls have a rest before they come here only of a model whose calls
+        change nothing, as others take turns, and only while all calls have one structure, or one's rest would hide another.
+
+        A process that slept finds nothing in its caches: Python that decides this inside of `serve` took 15 to 25 us then."""
+        self._plain.share_rest(None if self.serve == self._plain.serve else self._seen)
+
+    def _seen(self, *args: Any, **kwargs: Any) -> Any:
+        return self.serve(args, kwargs)
 
     def _serve_by(self, serve: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
         self.serve = serve
@@ -182,8 +183,9 @@ class StateServing:
         self._serve_by(self._with_state)
 
     def _with_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Serve a call with the model's state in front of its arguments."""
-        if is_compiling():
+        """Serve a call with the model's state in front of its arguments. Whether anybody else traces is asked behind the rest: to a
+        process that slept that takes longer than all before it (decision 410), and the own code may be traced as it is."""
+        if is_dynamo_compiling():
             return self._plain.serve(args, kwargs)
         turn = self._turn
         if not turn.acquire(blocking=False):
@@ -195,10 +197,13 @@ class StateServing:
             if self._generation != engine.plans.generation and not self._find():
                 return self._plain.serve(args, kwargs)
             site = self._site
-            if site is not None and site.resting > 0 and not (background_priority.jobs and team_size.has_every_core()):
-                site.resting -= 1
-                engine.everyone.outside += 1
+            rest = NEVER if site is None else site.rest
+            if rest.left > 0 and not (background_priority.jobs and team_size.has_every_core()):
+                rest.left -= 1
+                engine.everyone.rest.passed += 1
                 return self._target(*args, **kwargs)
+            if is_compiling():
+                return self._plain.serve(args, kwargs)
             state = [owner[name] for owner, name in self._owners]
             if not self._keepers:
                 result = engine.serve((*state, *args), kwargs)

@@ -9,7 +9,7 @@ have a site: what cannot be described, or never is captured.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from hotfuse.base.structure import Spec
 from hotfuse.runtime.site import Site
@@ -20,21 +20,6 @@ MAX_NAMES = 256
 """Combinations that have rests: names come in any order."""
 CALLS_PER_REST, MAX_REST = 64, 255
 """A call without a site has one call behind it rest for so many before it, in a row, that had none, and at most so many."""
-
-
-class Resting(Protocol):
-    """Where it stands how many calls the own code answers before anything is looked up again."""
-
-    resting: int
-
-
-class Never:
-    """Where none does."""
-
-    resting = 0
-
-
-NEVER = Never()
 
 
 class Rests:

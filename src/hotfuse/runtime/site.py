@@ -35,6 +35,7 @@ from hotfuse.runtime.serve.dispatch import Case, InlineCache, Job
 from hotfuse.runtime.serve.effects import Effects
 from hotfuse.runtime.serve.gradients import GradientLink, Pattern
 from hotfuse.runtime.serve.other_paths import PathBalance
+from hotfuse.runtime.tally import Rest
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.bets import BranchBet
 from hotfuse.runtime.tierup.contest import PlanContest
@@ -306,8 +307,8 @@ class Site:
         self._limit = limit
         self._hardening: list[Job] = []
         self._evicted: list[Entry] = []
-        self.resting = 0
-        """Calls that the model's own code answers before anything is looked up again: nothing here is faster."""
+        self.rest = Rest()
+        """Of calls for which nothing here is faster; while there is no other site, the model's own (`RestOfAll`)."""
         self.unlooked = self.in_vain = 0
         """Calls that find no plan and go to the model's own code without a look at whether they are to be captured; and how many
         such looks in a row led to nothing."""
@@ -317,6 +318,15 @@ class Site:
         """One, or one for each grad mode (`split`)."""
         self.mask = 0
         """What of the grad mode tells caches apart: 1 where the model's code asks whether gradients are enabled."""
+
+    @property
+    def resting(self) -> int:
+        """Calls that the model's own code answers before anything is looked up again."""
+        return self.rest.left
+
+    @resting.setter
+    def resting(self, calls: int) -> None:
+        self.rest.left = calls
 
     def looked_in_vain(self, *, pending: bool) -> None:
         """A call that found no plan was not to be captured either. Where one in two calls is such a one (a model that raises, or

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 from hotfuse.base.living import Living
 from hotfuse.compile.workers.background_priority import background_priority
@@ -40,17 +42,49 @@ class ThreadCounts:
             self.tier2_calls += 1
 
 
+class Rest:
+    """How many calls the model's own code answers before anything is looked up again. Takes no lock: a count that two threads take
+    down at once is off by one."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = 0) -> None:
+        self.left = left
+
+
+NEVER = Rest()
+"""Where no call rests."""
+
+
+class RestOfAll(Rest):
+    """The rest of a model all of whose calls have one structure: what a call asks before it comes to the engine.
+
+    One object holds all that such a call reads and writes. A process that slept fetches each object from memory, some of them from
+    several places there, and a rare small call pays up to a microsecond for each.
+    """
+
+    __slots__ = ("own_code", "passed")
+
+    def __init__(self, own_code: Callable[..., Any]) -> None:
+        super().__init__()
+        self.own_code = own_code
+        self.passed = 0
+        """Calls that rested here, of all threads."""
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> Any:
+    raise AssertionError("no engine counts here so far")
+
+
 class Everyone:
     """The counters of all threads, of those that have ended in one."""
 
     def __init__(self) -> None:
+        self.rest = RestOfAll(_nothing)
         self._past = ThreadCounts()
         self._now: list[tuple[weakref.ref[threading.Thread], ThreadCounts]] = []
         self._room = MIN_SETS
         self._lock = threading.Lock()
-        self.outside = 0
-        """Calls that the model's own code answered before they came to an engine: a thread's own counters are one object more to
-        fetch from memory for a process that slept, and each costs a rare small call a microsecond."""
         _ALL.add(self)
 
     def join(self) -> ThreadCounts:
@@ -85,7 +119,7 @@ class Everyone:
         with self._lock:
             each = [self._past, *(counts for _, counts in self._now)]
             found = {name: sum(getattr(c, name) for c in each) for name in ThreadCounts.__slots__}
-        found["module_calls"] += self.outside
+        found["module_calls"] += self.rest.passed
         graphs = found["tier0_calls"] + found["tier1_calls"] + found["tier2_calls"]
         return {**found, "graph_calls": graphs, "calls": graphs + found["module_calls"]}
 
