@@ -165,9 +165,9 @@ class CallSampler:
             return done.outs, sampler.call_ns * 1e-9
         done = variant(number, leaves, publish)
         sampler.took(number, done.ns + done.cost_ns, done.cost_ns)
-        if variant.needs_costs(done.signature):
+        if variant.needs_costs(signature := done.signature):
             shapes = [tuple(t.shape) for t in leaves]
-            self._in_background(lambda: variant.work_out(done.signature, shapes))
+            self._in_background(lambda: variant.work_out(signature, shapes))  # which may wait for long: no results are held by it
         elif kernels := variant.wants():
             self._count(variant, kernels)
         return done.outs, sampler.call_ns * 1e-9
