@@ -231,6 +231,22 @@ def test_what_somebody_put_into_torchs_classes(monkeypatch: pytest.MonkeyPatch) 
     assert structure_name(nn.Sequential(nn.Linear(2, 2))) != before
 
 
+def test_an_installed_package_is_what_its_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines of a fleet install the same packages at other times: what one of them built would be unknown to all others."""
+    names = list[str]()
+    for at, (folder, k) in enumerate((("a", 1), ("b", 1), ("c", 2))):
+        installed = tmp_path / folder / "site-packages"
+        installed.mkdir(parents=True)
+        path = installed / "net_of_a_test.py"
+        path.write_text(_NET.format(head="", init="pass", body=f"return h.clamp(max={k})"))
+        os.utime(path, (1e9 + at, 1e9 + at) if folder == "b" else (1e9, 1e9))
+        with monkeypatch.context() as m:
+            m.syspath_prepend(str(installed))
+            names.append(structure_name(importlib.import_module("net_of_a_test").Net()))
+        del sys.modules["net_of_a_test"]
+    assert names[0] == names[1] != names[2]
+
+
 _SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])

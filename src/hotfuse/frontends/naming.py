@@ -6,8 +6,8 @@
                          data, as capture may read those
     what it runs         code of its classes and functions and of those that they name, with the values of other names they read,
                          in whatever module those stand and however it is reached, and of variables of the environment;
-                         of installed packages the files' sizes and times, and what the names in them stand for now, so that a
-                         rebinding shows; of torch's and the standard library's modules what somebody else put there
+                         of installed packages the files, and what the names in them stand for now, so that a rebinding shows;
+                         of torch's and the standard library's modules what somebody else put there
     around it            versions of the packages those are from, and what of torch's state tracing depends on
 
 What cannot be named (state that does not pickle, sets without order) has no name, and is captured anew. A name that is equal by
@@ -45,6 +45,8 @@ MAX_CODE = 4096
 _HASH_FROM = 1 << 40
 """Numbers of buckets and of hash functions are below it, and one hash of eight millions."""
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
+MAX_FILE = 4 << 20
+"""Larger ones are libraries, which a package's version speaks for."""
 MAX_READ = 1 << 16
 """Attributes of modules that are looked at."""
 _INSTALLED_PARTS = frozenset({"site-packages", "dist-packages"})
@@ -357,11 +359,10 @@ class _Code:
                 self._space(module, names, self._tried)
             if path is None:
                 continue
+            self.said.append((full, _said_by_file(path)))
             if _INSTALLED_PARTS & {*path.parts} or path.suffix != ".py":
-                self.said.append((full, path.stat().st_size, path.stat().st_mtime_ns))
                 continue
             source = path.read_bytes()
-            self.said.append((full, hashlib.sha256(source).hexdigest()))
             inside = full if path.name == "__init__.py" else full.rpartition(".")[0]
             code = compile(source, str(path), "exec", dont_inherit=True)
             for further in sorted(imports_of(code)):
@@ -424,6 +425,17 @@ def _file_of(module: str) -> Path | None:
     return Path(origin) if origin and Path(origin).is_file() else None
 
 
+def _said_by_file(path: Path) -> Any:
+    """What a file says: the same on every machine that has it, whenever it was installed there."""
+    about = path.stat()
+    return about.st_size if about.st_size > MAX_FILE else _digest_of(str(path), about.st_size, about.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest_of(path: str, _size: int, _changed_ns: int) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
 def _is_installed(module: types.ModuleType) -> bool:
     path = getattr(module, "__file__", None)
     return bool(path) and not _INSTALLED_PARTS.isdisjoint(Path(str(path)).parts)
@@ -435,7 +447,7 @@ def _installed_name(module: types.ModuleType) -> Any:
     if top is None or top.__name__ in _KNOWN:
         return module.__name__
     path = Path(str(module.__file__))
-    about = (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
+    about = _said_by_file(path) if path.exists() else None
     names: list[Any] = []
     for name, value in sorted(vars(module).items()):
         if isinstance(value, types.FunctionType):
