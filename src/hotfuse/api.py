@@ -170,6 +170,11 @@ class TorchModel:
         if (at := self._at()) is not None:
             at.fix_sizes(repr(spec))
 
+    def disbelieve(self) -> None:
+        """A graph of an earlier process gave another answer than the model: what is kept of it is made anew."""
+        if (at := self._at()) is not None:
+            at.disbelieve()
+
     def _pack(self, spec: Spec) -> PackedModel:
         """Pickle the model as it is now; raises CaptureError where it cannot be sent."""
         with _SHIPPING:

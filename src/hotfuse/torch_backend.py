@@ -102,6 +102,9 @@ class DynamoModel:
     def fix_sizes(self, spec: Spec) -> None:
         """Dynamo's own."""
 
+    def disbelieve(self) -> None:
+        """The graph is Dynamo's."""
+
     def _bound(self) -> Capture:
         converted = self._converted
         weights: Mapping[str, torch.Tensor] = {**dict(zip(self._keys, self.weights, strict=True)), **converted.constants}

@@ -16,10 +16,10 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.base.environment_reads import variables_of
 from hotfuse.runtime.plans import MAX_SHORT_LIVED
 from hotfuse.runtime.weights import containers as code_walk
 from hotfuse.runtime.weights.containers import MAX_CONTAINERS, MAX_ENTRIES, reads
-from hotfuse.runtime.weights.environment_reads import variables_of
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 INLINE = Settings(capture="inline", hot_calls=2)

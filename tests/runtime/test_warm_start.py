@@ -233,3 +233,12 @@ def test_calls_of_other_sizes_begin_with_the_plan_there_is(tmp_path: Path) -> No
     second = machine.serve(rows=[33, 17, 50])
     assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
     assert WON in second["decisions"], second["text"]
+
+
+def test_a_file_that_was_rewritten_finds_the_plans_of_its_graphs(machine: Machine) -> None:
+    """Other names and lines: the model is captured anew, but what is computed is the same, and so is the plan."""
+    text = _MODEL.replace("class Block", "# moved\n\n\nclass Layer").replace("Block(width)", "Layer(width)")
+    (machine.home / "users_model.py").write_text(text)
+    again = machine.serve()
+    assert "torch" in again["asked"] and not {"plan", "unit", "tier1"} & set(again["asked"])
+    assert again["compile"]["units_compiled"] == 0 and again["worst"] < 1e-5

@@ -25,6 +25,8 @@ from hotfuse.frontends.captured import CallSpec, Captured
 
 MAX_CALLS = 16
 """Kinds of calls remembered per model."""
+_disbelieved: set[str] = set()
+"""Models whose kept graphs gave other answers than their own code here: theirs are captured anew, and replace those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,10 @@ class Known:
         kept = [(s, c) for s, c in calls if s != structure or not c.across]
         self._write(kept, [structure, *(s for s in fixed if s != structure)])
 
+    def disbelieve(self) -> None:
+        """A kept graph gave another answer than the model's own code: this process captures the model anew."""
+        _disbelieved.add(self.model)
+
     def _read(self) -> tuple[list[tuple[str, CallSpec]], list[str]]:
         """Kinds of calls, and structures whose sizes stay numbers."""
         found = self.folder.get(self.calls)
@@ -77,6 +83,11 @@ class Known:
     def _write(self, calls: Sequence[tuple[str, CallSpec]], fixed: Sequence[str]) -> None:
         kept = [{"structure": s, "call": wire.call_to_json(c)} for s, c in calls[:MAX_CALLS]]
         self.folder.put(self.calls, {"calls": kept, "fixed": [*fixed[:MAX_CALLS]]})
+
+
+def believe_again() -> None:
+    """Forget whose kept graphs gave other answers."""
+    _disbelieved.clear()
 
 
 def known(front: str, name: Callable[[], str], settings: Settings) -> Known | None:
@@ -93,7 +104,11 @@ def captured(
         return captured_from(ask(call))
     if (known := recalled(at, structure, call)) is not None:
         return known[0]
-    message, found = answered(at.folder, at.capture(structure, call), lambda: _fitting(ask(call)), patience_s)
+    if at.model in _disbelieved:
+        message, found = _fitting(ask(call)), False
+        at.folder.put(at.capture(structure, call), *message)
+    else:
+        message, found = answered(at.folder, at.capture(structure, call), lambda: _fitting(ask(call)), patience_s)
     if not found:
         at.remember(structure, call)
     return captured_from(message)
@@ -106,7 +121,9 @@ def _fitting(message: wire.Message) -> wire.Message:
 
 
 def recalled(at: Known, structure: str, call: CallSpec) -> tuple[Captured, CallSpec] | None:
-    """The graph that is kept for calls like these, and the calls that it is for; None where there is none."""
+    """The graph that is kept for calls like these, and the calls that it is for; None where there is none that is believed."""
+    if at.model in _disbelieved:
+        return None
     for kept in _widest_first(at, structure, call):
         message = at.folder.get(at.capture(structure, kept))
         if message is None:

@@ -89,9 +89,9 @@ def constant(number: complex) -> complex:
 # ---------------------------------------------------------------------------------------------- printing
 
 
-def show(graph: Graph) -> str:
-    """The text of a graph."""
-    return "\n".join(_graph_lines(graph, "")) + "\n"
+def show(graph: Graph, *, sources: bool = True) -> str:
+    """The text of a graph; without `sources` it does not say which lines of a user's files its nodes are from."""
+    return "\n".join(_graph_lines(graph, "", sources=sources)) + "\n"
 
 
 def show_value(value: Value) -> str:
@@ -143,7 +143,7 @@ def show_arg(arg: Arg) -> str:
     raise InternalError(f"a {type(arg).__name__} is not a graph argument")
 
 
-def show_node(node: Node, indent: str = "") -> Iterator[str]:
+def show_node(node: Node, indent: str = "", *, sources: bool = True) -> Iterator[str]:
     """The lines of a node, nested graphs included."""
     op = node.op if "." in node.op and _PLAIN_WORD.fullmatch(node.op) else quote(node.op)
     args = [*map(show_arg, node.args), *(f"{_word(name)}={show_arg(arg)}" for name, arg in node.attrs)]
@@ -154,9 +154,9 @@ def show_node(node: Node, indent: str = "") -> Iterator[str]:
     if node.graphs:
         yield line + " {"
         for graph in node.graphs:
-            yield from _graph_lines(graph, indent + "  ")
+            yield from _graph_lines(graph, indent + "  ", sources=sources)
         line = indent + "}"
-    loc = node.loc
+    loc = node.loc if sources else Loc(name=node.loc.name)
     if loc != Loc():
         line += "  @"
         if loc.file or loc.line:
@@ -166,14 +166,14 @@ def show_node(node: Node, indent: str = "") -> Iterator[str]:
     yield line
 
 
-def _graph_lines(graph: Graph, indent: str) -> Iterator[str]:
+def _graph_lines(graph: Graph, indent: str, *, sources: bool) -> Iterator[str]:
     where = " where " + ", ".join(map(dims.show, graph.guards)) if graph.guards else ""
     yield f"{indent}graph {_word(graph.name)}({', '.join(map(show_value, graph.inputs))}){where} {{"
     inner = indent + "  "
     for param in graph.params:
         yield f"{inner}param {show_value(param.value)} = {quote(param.key)}"
     for node in graph.nodes:
-        yield from show_node(node, inner)
+        yield from show_node(node, inner, sources=sources)
     yield f"{inner}return {', '.join(map(show_arg, graph.outputs))}".rstrip()
     yield indent + "}"
 

@@ -95,7 +95,7 @@ def _prepared(
     """What a compilation begins with, and where its outcome is kept."""
     found: WeightedGraph = run_all(PREPARE, WeightedGraph(graph, weights), settings)
     job = Job(settings, found.weights, sample, demand=demand, unfolded=unfolded(graph, found.graph))
-    recipe = recipes.recipe_of(show(found.graph), sizes_of(found.graph, sample), settings, demand or ANY_DEMAND)
+    recipe = recipes.recipe_of(show(found.graph, sources=False), sizes_of(found.graph, sample), settings, demand or ANY_DEMAND)
     return job, found, recipe
 
 

@@ -174,8 +174,13 @@ class GraphAdmission:
         except CaptureError as e:
             dynamic = any(s.dynamic for s in call.inputs)
             evidence = {"what": e.what, "where": e.where, "because": e.because}
-            self._log.decide(Action.REFUSE, e.why, self._model.name, dynamic=dynamic, **evidence)
-            if call.paths is not None and len(call.paths) > 1:  # a further path cannot be had; what serves goes on
+            kept = {"made": "in an earlier process; it is captured anew"} if recalled is not None and e.why is Why.MISMATCH else {}
+            self._log.decide(Action.REFUSE, e.why, self._model.name, dynamic=dynamic, **evidence, **kept)
+            if kept:
+                assert isinstance(self._model, Recalls)
+                self._model.disbelieve()
+                group.tried.discard(own.shapes)
+            elif call.paths is not None and len(call.paths) > 1:  # a further path cannot be had; what serves goes on
                 group.followed = MAX_FOLLOWED
             elif e.why in (Why.READS_DATA, Why.OTHER_PATH) and not group.follows:  # the next such call shows which path to follow
                 group.follows = True

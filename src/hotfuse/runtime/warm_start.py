@@ -41,6 +41,10 @@ class Recalls(Protocol):
         """A graph that leaves open in what such calls differ cannot be had: later processes need not try."""
         ...
 
+    def disbelieve(self) -> None:
+        """A graph of an earlier process gave another answer than the model: what is kept of it is made anew."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RecalledStart:

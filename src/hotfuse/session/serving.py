@@ -111,6 +111,11 @@ class ServedModel:
         if (at := self.known_at()) is not None:
             at.fix_sizes("")
 
+    def disbelieve(self) -> None:
+        """A graph of an earlier process gave another answer than the file: what is kept of it is made anew."""
+        if (at := self.known_at()) is not None:
+            at.disbelieve()
+
     def _bound(self, done: Captured) -> Capture:
         """A graph with the file's weights."""
         weights = {**self._module.weights, **{k: restore(info) for k, info in done.constants.items()}}

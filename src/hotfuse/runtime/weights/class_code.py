@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 import types
@@ -44,13 +43,6 @@ def special_methods(cls: type) -> frozenset[str]:
     own = [c for c in cls.__mro__ if not foreign(c)]
     found = (n for c in own for n, v in vars(c).items() if n.startswith("__") and isinstance(v, types.FunctionType))
     return frozenset(found) - _OF_OTHERS
-
-
-@functools.lru_cache(maxsize=4096)
-def names_of(code: types.CodeType) -> frozenset[str]:
-    """Names of variables and attributes that code uses, functions inside it included."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return frozenset(code.co_names).union(*map(names_of, inner))
 
 
 def unwrapped(value: Any) -> Any:

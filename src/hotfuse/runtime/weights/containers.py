@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from hotfuse.base.bytecode import globals_of
+from hotfuse.base.bytecode import globals_of, names_of
+from hotfuse.base.environment_reads import NAMES, variables_of
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.process_effects import STANDS_IN_FOR
-from hotfuse.runtime.weights.class_code import foreign, names_of, places_of, special_methods, unwrapped
-from hotfuse.runtime.weights.environment_reads import NAMES, variables_of
+from hotfuse.runtime.weights.class_code import foreign, places_of, special_methods, unwrapped
 
 MAX_CONTAINERS = 1024
 MAX_ENTRIES = 256
