@@ -11,6 +11,11 @@ from hotfuse import InferenceSession, Settings
 from hotfuse.frontends.onnx.domains import cached_attention, microsoft_attention
 from hotfuse.frontends.onnx.domains.cached_attention import attend_by_sequence, grown
 
+SHAPES = [
+    (1, 9, [8, 8]), (1, 9, [8, 3]), (1, 12, [5, 0]), (1, 1, [0, 0]), (4, 9, [5, 5]), (4, 12, [3, 8]), (4, 4, [0, 0]),
+    (4, 9, [0, 0]),
+]  # fmt: skip
+
 
 def _by_hand(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, before: list[int], scale: float, window: int, softcap: float
@@ -30,13 +35,7 @@ def _by_hand(
 
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 @pytest.mark.parametrize("window", [0, 1, 4, 50])
-@pytest.mark.parametrize(
-    ("steps", "length", "before"),
-    [
-        (1, 9, [8, 8]), (1, 9, [8, 3]), (1, 12, [5, 0]), (1, 1, [0, 0]), (4, 9, [5, 5]), (4, 12, [3, 8]), (4, 4, [0, 0]),
-        (4, 9, [0, 0]),
-    ],  # fmt: skip
-)
+@pytest.mark.parametrize(("steps", "length", "before"), SHAPES)
 def test_each_sequence_attends_to_its_own_keys(
     steps: int, length: int, before: list[int], window: int, softcap: float
 ) -> None:
