@@ -56,6 +56,8 @@ CASES = [
     _case("HardSigmoid", lambda x: np.clip(x * 0.2 + 0.5, 0, 1)),
     _case("Elu", lambda x: np.where(x < 0, 0.5 * np.expm1(x), x), alpha=0.5),
     _case("Celu", lambda x: np.maximum(0, x) + np.minimum(0, 2 * np.expm1(x / 2)), alpha=2.0),
+    _case("Clip", lambda x: np.minimum(x, 1.0), opset=6, min=-np.inf, max=1.0),  # bounds that bound nothing, as in ONNX Runtime
+    _case("Clip", lambda x: np.maximum(x, -1.0), opset=6, min=-1.0, max=np.inf),
     _case("Sigmoid", special.expit),
     _case("Tanh", np.tanh),
     _case("Erf", special.erf),

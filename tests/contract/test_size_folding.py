@@ -438,3 +438,16 @@ def test_layers_of_which_all_is_known_are_calls_of_torch() -> None:
         assert direct[:4] == [F.linear, torch.layer_norm, F.linear, torch.softmax]
         assert direct[4] is None, "a scale that is broadcast"
         assert direct[-1] is torch.mean
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd"])
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_reductions_over_axes_of_one_element_are_reshapes(op: str, keepdims: int) -> None:
+    back = node("Identity", ["b"], ["c"]) if keepdims else node("Unsqueeze", ["b", "axis"], ["c"])
+    nodes = [node("Relu", ["x"], ["a"]), node(op, ["a", "axis"], ["b"], keepdims=keepdims), back, node("Neg", ["c"], ["y"])]
+    data = model(nodes, {"x": (F32, ["n", "k", "m"])}, {"y": F32}, {"axis": np.array([1])})
+    odd = np.array([[[np.nan, np.inf, -0.0]], [[1.0, -np.inf, 3.0]]], np.float32)
+    module = same(data, (odd,), (rows(6, 4).reshape(3, 2, 4),))
+    one, two = recorded(module)
+    assert one == ["Relu", "Neg"]
+    assert op in two

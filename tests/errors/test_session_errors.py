@@ -261,3 +261,17 @@ def test_errors_carry_their_parts() -> None:
     assert caught.value.to_dict() == {
         "error": "InvalidArgument", "what": "Invalid input name: q", "where": "", "because": "", "try": "one of x",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("collect", [set[str], iter, dict.fromkeys, np.array])
+def test_output_names_in_any_collection(collect: Callable[[list[str]], Any]) -> None:
+    assert len(hf.InferenceSession(good().SerializeToString()).run(collect(["o"]), {"x": X})) == 1
+
+
+def test_complex_numbers_are_no_feed() -> None:
+    with pytest.raises(hf.UnsupportedFeed, match="complex"):
+        hf.InferenceSession(good().SerializeToString()).run(None, {"x": X.astype(np.complex64)})
+
+
+def test_profiling_never_began() -> None:
+    assert hf.InferenceSession(good().SerializeToString()).get_profiling_start_time_ns() == 0

@@ -173,7 +173,7 @@ def _same_type(elem: Elem, array: Array) -> Array:
     elif not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     found = BY_NUMPY.get(array.dtype)
-    if found is None:
+    if found is None or (found.np.kind == "c" and found.code != elem.code):  # no operator of ONNX Runtime takes complex numbers
         raise UnsupportedFeed(
             f"Element type {array.dtype} can't be converted to an ONNX type.", hint="a numeric, bool or string array"
         )

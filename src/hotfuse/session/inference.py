@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, cast
@@ -134,7 +134,7 @@ class InferenceSession:
 
     # Running
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+    def run(self, output_names: Iterable[str] | None, input_feed: Mapping[str, Any],
             run_options: RunOptions | None = None) -> list[Any]:
         """Compute outputs: those named, in that order, or all of them; arrays, lists of arrays or None."""
         self._require(input_feed)
@@ -150,12 +150,12 @@ class InferenceSession:
             missing = [name for name in self._required if name not in input_feed]
             raise InputError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
 
-    def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+    def _run(self, output_names: Iterable[str] | None, input_feed: Mapping[str, Any],
              run_options: RunOptions | None) -> list[Any]:
         inputs: list[Value] = []
         return release(self._values(output_names, input_feed, run_options, inputs))
 
-    def _values(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+    def _values(self, output_names: Iterable[str] | None, input_feed: Mapping[str, Any],
                 run_options: RunOptions | None, inputs: list[Value]) -> list[Value]:
         """The results where they were computed; `inputs` is filled, and has to be held until nobody asks who holds the results."""
         wanted = self._wanted(output_names)
@@ -218,11 +218,11 @@ class InferenceSession:
         self._events.count("calls_with_overrides")
         return _with_threads(self._settings.threads, self._module.run_with, args, overrides)
 
-    def _wanted(self, output_names: Sequence[str] | None) -> list[int] | None:
+    def _wanted(self, output_names: Iterable[str] | None) -> list[int] | None:
         """Which outputs, in which order; None is all of them."""
         if not output_names:
             return None
-        if isinstance(output_names, str) or not isinstance(output_names, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(output_names, str) or not isinstance(output_names, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WrongCall("run(): output_names must be a list of names", because=f"it is {output_names!r}")
         wanted: list[int] = []
         for name in output_names:
@@ -244,7 +244,7 @@ class InferenceSession:
         if run_options.terminate:
             raise Fail("Exiting due to terminate flag being set to true.")
 
-    def run_async(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], callback: AsyncCallback,
+    def run_async(self, output_names: Iterable[str] | None, input_feed: Mapping[str, Any], callback: AsyncCallback,
                   user_data: Any, run_options: RunOptions | None = None) -> None:
         """Run on another thread; `callback(results, user_data, error)` gets the outputs or an error text."""
         self._require(input_feed)
@@ -261,7 +261,7 @@ class InferenceSession:
                 self._pool = ThreadPoolExecutor(_ASYNC_WORKERS, thread_name_prefix="hotfuse-async")
             self._pool.submit(work)
 
-    def run_with_ort_values(self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue],
+    def run_with_ort_values(self, output_names: Iterable[str] | None, input_dict_ort_values: Mapping[str, OrtValue],
                             run_options: RunOptions | None = None) -> list[OrtValue]:
         """Like `run`, with values held in `OrtValue`s on both sides."""
         return [OrtValue(v) for v in self.run(output_names, input_dict_ort_values, run_options)]
@@ -343,6 +343,10 @@ class InferenceSession:
             raise Unavailable("there is no ONNX Runtime profile file", because="Hotfuse keeps its own records",
                                  hint="read explain() and stats()")
         return ""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When profiling began: never, as in ONNX Runtime without profiling."""
+        return 0
 
     def explain(self, *, full: bool = False) -> Explanation:
         """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""

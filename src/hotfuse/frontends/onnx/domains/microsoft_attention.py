@@ -12,12 +12,14 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.frontends.onnx.domains.cached_attention import attend_by_sequence, grown
 from hotfuse.frontends.onnx.ops import attention as ops_attention
 from hotfuse.frontends.onnx.ops.attention import join_heads, repeat_heads, split_heads, window_mask
 from hotfuse.frontends.onnx.ops.quant import matmul_integer
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 _MS = "com.microsoft"
+_WHOLE_FLOATS = (torch.float32, torch.float64)
 
 
 def _mask_bias(mask: Tensor, q_len: Any, kv_len: Any, value: float, dtype: torch.dtype) -> Tensor:
@@ -323,6 +325,8 @@ def group_query_attention(
     lens = seqlens_k.reshape(-1).long() + 1
     places = _cache_places(lens, steps, total, 0 if past_key is None else past_key.shape[2])
     before = torch.zeros_like(lens) if places.before is None else places.before
+    # while a graph is made, lengths are no numbers, or stand for others; a bias is as wide as the whole cache
+    at_hand = type(query) is Tensor and query.is_cpu and query.dtype in _WHOLE_FLOATS and attention_bias is None
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ModelError(
@@ -332,9 +336,17 @@ def group_query_attention(
         cos, sin = F.embedding(at, cos_cache), F.embedding(at, sin_cache)
         dim = cos_cache.shape[1] * 2
         dim = 0 if bool(dim == q.shape[3]) else dim
-        q = ops_attention.rotary(q, cos, sin, interleaved=bool(rotary_interleaved), dim=dim)
-        k = ops_attention.rotary(k, cos, sin, interleaved=bool(rotary_interleaved), dim=dim)
+        turned = ops_attention.rotary(torch.cat([q, k], 1), cos, sin, interleaved=bool(rotary_interleaved), dim=dim)
+        q, k = turned[:, :num_heads], turned[:, num_heads:]
     length = places.length
+    if at_hand and q.numel():
+        starts: list[int] = before.tolist()
+        past = (None, None) if places.before is None else (past_key, past_value)
+        k, v = (grown(cache, new, starts, length) for cache, new in zip(past, (k, v), strict=True))
+        y = attend_by_sequence(
+            q, k, v, starts, scale=scale or 1.0 / math.sqrt(q.shape[3]), window=max(0, local_window_size), softcap=softcap
+        )
+        return y, k, v
     k, v = places.joined(past_key, k), places.joined(past_value, v)
     left = local_window_size - 1 if local_window_size > 0 else -1
     offset: Any = 0 if places.before is None else places.before.reshape(-1, 1, 1, 1)

@@ -47,7 +47,7 @@ class BytesOfTwo:
 
     def fits(self, a: Tensor, b: Tensor) -> bool:
         """Whether the tensors are of the types it was made for."""
-        return a.dtype is self._a.dtype and b.dtype is self._b.dtype and a.dim() > 0 and b.dim() > 0
+        return a.dtype is self._a.dtype and b.dtype is self._b.dtype
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """For tensors that broadcast with each other; in one pass where they lie the same way."""

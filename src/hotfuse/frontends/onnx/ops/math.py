@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -221,9 +222,15 @@ _LARGEST = torch.finfo(torch.float32).max
 
 @onnx_op("Clip")
 def clip_6(ctx: Ctx, x: Tensor, *, min: float = -_LARGEST, max: float = _LARGEST) -> Tensor:
-    """Bounds not given are the largest floats, which infinities do exceed."""
+    """Bounds not given are the largest floats, which infinities do exceed; those given as infinities bound nothing."""
     limits = torch.finfo(x.dtype)
-    return torch.clamp(x, limits.min if min < limits.min else min, limits.max if max > limits.max else max)
+    low, high = (b if math.isinf(b) else _within(b, limits) for b in (min, max))
+    return torch.clamp(x, low, high)
+
+
+def _within(bound: float, limits: torch.finfo) -> float:
+    """The nearest number that the type has."""
+    return limits.min if bound < limits.min else limits.max if bound > limits.max else bound
 
 
 @onnx_op("Clip", since=11)

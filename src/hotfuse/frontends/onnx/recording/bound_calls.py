@@ -30,8 +30,10 @@ FIRST_INPUT: Final = FirstInput()
 BoundCall = tuple[Callable[..., Any], tuple[int, ...]]
 """What to call, and which inputs it takes."""
 
-RESHAPED = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+_RESHAPED = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that give the elements as they are in another shape."""
+_REDUCED = frozenset({"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"})
+"""Operators that do so over axes of one element."""
 _FLOATS: dict[str, Callable[..., Any]] = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "MatMul": torch.matmul, "Sqrt": torch.sqrt,
     "Tanh": torch.tanh, "Sigmoid": torch.sigmoid, "Relu": torch.relu, "Erf": torch.erf, "Exp": torch.exp, "Neg": torch.neg,
@@ -39,6 +41,14 @@ _FLOATS: dict[str, Callable[..., Any]] = {
 """On float32 these are all that the operators' functions do."""
 _MEANS: dict[str, Callable[..., Any]] = {"ReduceMean": torch.mean, "ReduceSum": torch.sum}
 _slice = torch.ops.aten.slice.Tensor._op  # pyright: ignore[reportPrivateUsage] - without its Python wrapper
+
+
+def reshapes(step: ProgramStep, x: Any, result: Any) -> bool:
+    """Whether a call only gave another shape to the elements of its first input."""
+    op = step.node.op
+    if step.node.domain not in ("", "ai.onnx") or not isinstance(x, Tensor) or not moved_as_it_is(x):
+        return False
+    return op in _RESHAPED or (op in _REDUCED and 0 < result.numel() == x.numel() and result.dtype is x.dtype)
 
 
 def bound(
@@ -62,7 +72,7 @@ def bound(
     if op in ("Identity", "Cast") and result is x:
         return FIRST_INPUT
     if moved_as_it_is(x) and all(fixed[1:]):
-        if op in RESHAPED:
+        if reshapes(step, x, result):
             return FIRST_INPUT if result.shape == x.shape else (_reshaped(tuple(result.shape)), (0,))
         if op == "Expand":
             return KnownBehind(Tensor.expand, (tuple(result.shape),)), (0,)
@@ -77,6 +87,8 @@ def bound(
             return found, (0,)
     if op == "Pow" and x.dtype is torch.float32 and fixed[1] and isinstance(xs[1], Tensor) and xs[1].dim() == 0:
         power = float(xs[1])  # which is what torch makes of such a tensor
+        if power == 2.0:
+            return torch.square, (0,)
         return KnownBehind(torch.pow, (power,)), (0,)
     if op in _MEANS and x.dtype is torch.float32 and all(fixed[1:]) and (found := _reduced(step, xs)) is not None:
         return found, (0,)

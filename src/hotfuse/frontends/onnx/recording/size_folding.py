@@ -24,7 +24,7 @@ from hotfuse.frontends.onnx.int8.quantized_steps import MS_DOMAIN
 from hotfuse.frontends.onnx.model_file import OnnxNode
 from hotfuse.frontends.onnx.native_floats.native_recurrent import NativeRecurrent
 from hotfuse.frontends.onnx.onnx_program import ABSENT, CallSource, Program, ProgramStep
-from hotfuse.frontends.onnx.recording.bound_calls import RESHAPED, FirstInput, bound
+from hotfuse.frontends.onnx.recording.bound_calls import FirstInput, bound, reshapes
 from hotfuse.frontends.onnx.recording.recorded_runs import Call, ProgramRecording
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import truth
@@ -158,7 +158,7 @@ class _Recorder:
                 in_order = isinstance(call, NativeRecurrent)  # elements are all it reads: what only reshapes them is left out
                 call, taken = found
                 ins = tuple([self.reshaped[slots[k]][0] if in_order and slots[k] in self.reshaped else slots[k] for k in taken])
-                if source.step is not None and source.step.node.op in RESHAPED and source.step.node.domain in ("", "ai.onnx"):
+                if source.step is not None and reshapes(source.step, xs[0], results[0]):
                     return [self._reshaped(call, node, slots[0], xs[0], results[0])]
         outs = [self.slot() for _ in results]
         if sized and tensors:
