@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse.backends.library import meaning
+from hotfuse.backends.step_attention import ATTENTION, is_step, step_attention
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
-from hotfuse.ops.step_attention import ATTENTION, is_step, step_attention
 
 
 def graph_with(queries: str = "1", keys: str = "n", device: str = "@cuda:0", masked: bool = True) -> Graph:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from hotfuse.backends.conv_folding import folded
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.backends.pycode import flat_function
+from hotfuse.backends.step_attention import is_step, step_attention
 from hotfuse.backends.torchscript import scripted
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import Graph, Kind, Node, Value
@@ -15,7 +16,6 @@ from hotfuse.ir.types import TensorType
 from hotfuse.ops import control, one_step
 from hotfuse.ops.control import ScanAxes, Stacked
 from hotfuse.ops.own.assume import ASSERTIONS, ASSUME, SIZED, asserted, assumed
-from hotfuse.ops.step_attention import is_step, step_attention
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype
