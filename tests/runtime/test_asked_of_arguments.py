@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -179,3 +181,45 @@ def test_switches_of_torch_are_asked(name: str) -> None:
             with around():
                 assert torch.equal(fast(x), model(x))
     assert "asks torch." in str(fast.explain())
+
+
+def test_a_gradient_that_a_call_gives_is_no_graphs() -> None:
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        x.grad = y
+        return x * 2
+
+    fast = hotfuse.jit(model, settings=INLINE)
+    for _ in range(6):
+        x, y = torch.randn(4, D), torch.randn(4, D)
+        assert torch.equal(fast(x, y), x * 2) and x.grad is y
+    assert "gives a tensor a gradient" in str(fast.explain())
+
+
+class Name(str):
+    """Text that carries more than it compares by."""
+
+    factor: float
+
+
+class Count(int):
+    factor: float
+
+
+@pytest.mark.parametrize("make", [lambda: Name("sum"), lambda: Count(3)], ids=["text", "number"])
+def test_constants_with_attributes_are_more_than_what_they_equal(make: Callable[[], Any]) -> None:
+    def arguments(i: int) -> tuple[Any, ...]:
+        constant = make()
+        constant.factor = float(i // 8 + 1)
+        return torch.randn(4, D), constant
+
+    fast = _serve(lambda x, named: x * named.factor, arguments)
+    assert fast.stats()["graph_calls"] == 0 and "cannot take apart an object" in str(fast.explain())
+
+
+def test_numbers_of_numpy_compare_by_their_text() -> None:
+    def zeros(i: int) -> tuple[Any, ...]:
+        return torch.randn(4, D), np.float64(-0.0 if i % 3 else 0.0)
+
+    assert _serve(lambda x, k: x * math.copysign(1.0, k), zeros).stats()["graph_calls"] >= 16
+    nan = np.float64("nan")
+    assert _serve(lambda x, k: x * (2 if k != k else 3), lambda _: (torch.randn(4, D), nan)).stats()["graph_calls"] >= 20

@@ -102,6 +102,8 @@ class Flat(nn.Module):
         self.given.asked = tuple(questions.asked)
         if wanted != [t.requires_grad for t in tensors]:
             self.seen.done.append("makes an argument require gradients")
+        if any(t.is_leaf and t.grad is not None for t in (*tensors, *self._weights())):
+            self.seen.done.append("gives a tensor a gradient")
         after = take_after(result, holders, before)
         made = [leaf for leaf in after.leaves if isinstance(leaf, torch.Tensor) and not any(leaf is t for t in tensors)]
         if named != [_attributes(t) for t in tensors] or any(map(_attributes, made)):
