@@ -223,3 +223,35 @@ def test_numbers_of_numpy_compare_by_their_text() -> None:
     assert _serve(lambda x, k: x * math.copysign(1.0, k), zeros).stats()["graph_calls"] >= 16
     nan = np.float64("nan")
     assert _serve(lambda x, k: x * (2 if k != k else 3), lambda _: (torch.randn(4, D), nan)).stats()["graph_calls"] >= 20
+
+
+class AsksWeight(nn.Module):
+    """One of two answers, by what a question says of its weight."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(D, D))
+        self.question = question
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight * (2 if self.question(self.weight) else 3)
+
+
+OF_WEIGHTS: dict[str, tuple[Question, Callable[[Tensor], object]]] = {
+    "requires_grad": (lambda w: w.requires_grad, lambda w: w.requires_grad_(False)),
+    "grad": (lambda w: w.grad is None, _with_gradient),
+    "_backward_hooks": (lambda w: w._backward_hooks is None, lambda w: w.register_hook(lambda g: g)),
+}
+
+
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_questions_to_weights_keep_the_own_code(name: str) -> None:
+    question, change = OF_WEIGHTS[name]
+    model = AsksWeight(question)
+
+    def arguments(i: int) -> tuple[Tensor]:
+        if i == 10:
+            change(model.weight)
+        return (torch.randn(4, D),)
+
+    assert f"asks a weight for {name}" in str(_serve(model, arguments).explain())

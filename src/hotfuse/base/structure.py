@@ -120,8 +120,10 @@ class Taker:
         if isinstance(obj, slice):
             return Spec("constant", cls, (obj.start, obj.stop, obj.step))
         if isinstance(obj, _CONSTANTS) and (cls in _BARE or isinstance(obj, Enum | type) or not getattr(obj, "__dict__", None)):
-            if isinstance(obj, float | complex):  # by text, so that -0.0 differs from 0.0 and nan equals itself
-                return Spec("float", cls, text_base(cls).__repr__(obj))
+            if isinstance(obj, float):  # by text, so that -0.0 differs from 0.0 and nan equals itself
+                return Spec("float", cls, float.__repr__(obj))
+            if isinstance(obj, complex):
+                return Spec("float", cls, complex.__repr__(obj))
             return Spec("constant", cls, obj)
         self._nodes += 1
         if self._nodes > MAX_NODES:

@@ -98,7 +98,9 @@ class Questions(TorchFunctionMode):
             yield
 
     def _of(self, func: Any, t: Any, frame: Any) -> None:
-        if func in _GRADIENTS:
+        if id(t) in self._weights:
+            self._note(placed(f"asks a weight for {_GRADIENTS.get(func) or _MEMORY[func]}", frame))
+        elif func in _GRADIENTS:
             self.asked[Asked("gradients", self._numbers.get(id(t), ANY))] = None
         elif id(t) in self._numbers:
             self._note(placed(f"asks an argument for {_MEMORY[func]}", frame))
