@@ -97,7 +97,7 @@ class Flat(nn.Module):
             reads or TruthsAreRead(), extremes_as_in_eager(followed=reads is not None),
         ):  # fmt: skip
             result = self.target(*args, **kwargs)
-        if any(asks_identity(f.__code__) for f in reached.functions):
+        if any(asks_identity(f) for f in reached.functions):
             questions.of_identity()
         self.given.asked = tuple(questions.asked)
         if wanted != [t.requires_grad for t in tensors]:

@@ -202,7 +202,11 @@ class Engine:
                     return done
                 elif (
                     (watch := self.plans.watch) is None or watch.unchanged() or self._still(watch)
-                ) and ((effects := (entry := route.entry).effects) is None or effects.fits(leaves) or self._unlike()):
+                ) and (
+                    (((effects := (entry := route.entry).effects) is None or effects.fits(leaves))
+                    and (entry.asked is None or entry.asked(leaves)))
+                    or self._unlike()
+                ):
                     link = self.gradients.link(entry.links, watch, leaves) if around & 1 else PLAIN
                     if link is None or around not in entry.around:
                         return self._capturer.meet((site, entry, around), leaves, args, kwargs, counts)
@@ -255,6 +259,7 @@ class Engine:
         if plan is None or route.signature is None or entry.versions.get(route.signature) is not plan:
             plan = entry.plan
         usual = watch is not None and entry.effects is None and not around & 1 and around in entry.around
+        usual = usual and (entry.asked is None or entry.asked(leaves))
         if plan.ahead is None or not usual or entry.calls + 1 >= entry.next_look or (entry.own and plan is entry.baseline):
             return _NOT_BEGUN
         try:

@@ -13,8 +13,22 @@ ATTRIBUTE = "attribute "
 Answers = Callable[[Tensor], bool]
 
 
-def as_traced(asked: Asked) -> Callable[[Sequence[Tensor]], bool]:
-    """Whether the arguments of a call answer a question as those did that were traced."""
+AsTraced = Callable[[Sequence[Tensor]], bool]
+
+
+def as_traced(asked: Sequence[Asked]) -> AsTraced | None:
+    """Whether the arguments of a call answer all questions as those did that were traced; None where nothing is asked."""
+    checks = tuple(map(_check, asked))
+    if len(checks) < 2:
+        return checks[0] if checks else None
+
+    def answered(leaves: Sequence[Tensor]) -> bool:
+        return all(each(leaves) for each in checks)
+
+    return answered
+
+
+def _check(asked: Asked) -> AsTraced:
     if asked.what == "identity":
         return lambda leaves: len(set(map(id, leaves))) == len(leaves)
     answers, at = _answers(asked.what), asked.at

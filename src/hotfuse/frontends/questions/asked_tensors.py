@@ -9,7 +9,7 @@
 
 A traced tensor answers for one that has nothing of this: without gradients, without attributes of its own, of the plain class, and
 another one than every other. So what is asked is noted, and calls whose arguments would answer otherwise go to the model's own
-code (`runtime.serve.effects`). What can be asked of memory (`x._version`, `x.storage_offset()`, `x._base`) a graph does not hold on
+code (`as_traced`). What can be asked of memory (`x._version`, `x.storage_offset()`, `x._base`) a graph does not hold on
 to; a model that asks for it keeps its own code.
 """
 
@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from hotfuse.frontends import plain_numbers
 from hotfuse.frontends.captured import Asked
-from hotfuse.frontends.model_frames import placed
+from hotfuse.frontends.model_frames import STANDARD, placed
 from hotfuse.frontends.paths import follow
 from hotfuse.frontends.plain_numbers import TRACED, Note, is_models, replaced_attribute
 from hotfuse.frontends.questions.as_traced import ATTRIBUTE
@@ -176,12 +176,19 @@ _VALUES = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_F
 """Instructions that load what may be a tensor; classes, `None` and members of enumerations come by others."""
 
 
-def asks_identity(code: types.CodeType) -> bool:
-    """Whether code asks if two values are one object, or for the identity of one."""
+def asks_identity(function: types.FunctionType) -> bool:
+    """Whether a function asks if two values are one object, or for the identity of one: a `forward`, or code of the program itself.
+    Helpers of libraries that are reached and do not run would have nearly every model asked about."""
+    file = function.__code__.co_filename
+    installed = "site-packages" in file or file.startswith((STANDARD, "<frozen"))
+    return (function.__name__ == "forward" or not installed) and _asks_identity(function.__code__)
+
+
+def _asks_identity(code: types.CodeType) -> bool:
     before = None
     for at in dis.get_instructions(code):
         if (at.opname == "IS_OP" and before in _VALUES) or (at.opname == "LOAD_GLOBAL" and at.argval == "id"):
             return True
         if at.opname != "CACHE":
             before = at.opname
-    return any(asks_identity(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return any(_asks_identity(c) for c in code.co_consts if isinstance(c, types.CodeType))

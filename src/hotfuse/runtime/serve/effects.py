@@ -26,7 +26,6 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.raw_bytes import raw_bytes
 from hotfuse.base.structure import Spec, Taken, take_call
 from hotfuse.frontends.captured import Captured, DeadDraw, Warned
-from hotfuse.frontends.questions.as_traced import as_traced
 from hotfuse.runtime.samples import snapshot
 from hotfuse.runtime.serve.kept_memory import kept_by_static_caches
 from hotfuse.runtime.tierup.agreement import COPIED_BYTES
@@ -51,8 +50,6 @@ class Effects:
     """Each gives a warning of the model's again; Python's filters decide whether it is shown, or raised."""
     logged: tuple[tuple[logging.Logger, int], ...] = ()
     """Where the model's code logs: as long as that is heard, it answers itself."""
-    asked: tuple[Callable[[Sequence[torch.Tensor]], bool], ...] = ()
-    """Whether what the model's code asks of its arguments is answered as it was while it was captured."""
     grown: tuple[tuple[int, int], ...] = ()
     """Results that may lie in the memory of one of the call's tensors, with more behind it: (result, tensor)."""
 
@@ -62,13 +59,9 @@ class Effects:
         return bool(self.written) or not changes_nothing(self.spec)
 
     def fits(self, leaves: Sequence[torch.Tensor]) -> bool:
-        """Whether a call is as captured: nobody listens to what it logs, its arguments answer what they are asked as those that
-        were traced, and what is written shares no memory with others."""
+        """Whether a call is as captured: nobody listens to what it logs, and what is written shares no memory with others."""
         if self.logged and heard(self.logged):
             return False
-        for same in self.asked:
-            if not same(leaves):
-                return False
         if not self.written:
             return True
         memory = [t.untyped_storage().data_ptr() if t.numel() else -1 - i for i, t in enumerate(leaves)]
@@ -110,10 +103,9 @@ def effects_of(spec: Spec, captured: Captured) -> Effects | None:
             because="a captured graph would leave it out", hint="raise the logger's level where the model serves",
         )
     warned = tuple(map(_warning, done.warned))
-    asked = tuple(map(as_traced, done.asked))
-    if changes_nothing(spec) and not (done.written or done.draws or warned or logged or asked):
+    if changes_nothing(spec) and not (done.written or done.draws or warned or logged):
         return None
-    return Effects(spec, done.written, done.returned, done.draws, warned, logged, asked, grown_results(done.graph))
+    return Effects(spec, done.written, done.returned, done.draws, warned, logged, grown_results(done.graph))
 
 
 def shares_memory(results: Sequence[Any], given: Sequence[torch.Tensor]) -> bool:
