@@ -56,7 +56,7 @@ OF_SIZES: dict[str, Condition] = {
     "equal to True": lambda x, _: (x.shape[0] - 3) == True,  # noqa: E712
     "among truth values": lambda x, _: (x.shape[0] - 3) in (True,),
     "a comparison is a number": lambda x, _: (x.shape[0] == 4) == 1 and (x.shape[0] == 5) != 1.0 and 2 | (x.shape[0] == 4) == 3,
-    "methods of numbers": lambda x, _: hasattr(x.shape[0], "bit_length") and x.shape[0].bit_length() == 3 and x.shape[0] == 4,
+    "methods of numbers": lambda x, _: hasattr(x.shape[0], "numerator") and x.shape[0] != 5,
     "abstract": lambda x, _: isinstance(x.shape[0], numbers.Integral) and x.shape[0] == 4,
 }
 OF_DATA: dict[str, Condition] = {

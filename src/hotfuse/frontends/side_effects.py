@@ -74,7 +74,7 @@ class Observed:
         yield before
         if _drawn() != drawn:
             self.done.append("draws from a random generator of the process")
-        self.done += [f"changes {what}" for what in changed(before.holders)]
+        self.done += [f"changes {what}" for what in changed(before)]
 
     def refuse(self) -> None:
         """Raise CaptureError where a graph would leave something out."""

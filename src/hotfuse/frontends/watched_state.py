@@ -47,9 +47,19 @@ class Holder:
     held: dict[Any, Any]
 
 
-def changed(before: list[Holder]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What a model's code leads to."""
+
+    holders: list[Holder]
+    """Everything that it may change, as it is now."""
+    functions: list[types.FunctionType]
+    """Those that are neither torch's nor of the standard library."""
+
+
+def changed(before: Reached) -> list[str]:
     """What holds something else than before, in words."""
-    return [_difference(h.name, h.held, now) for h in before if not _same(h.held, now := h.read())]
+    return [_difference(h.name, h.held, now) for h in before.holders if not _same(h.held, now := h.read())]
 
 
 def _difference(name: str, held: dict[Any, Any], now: dict[Any, Any]) -> str:
@@ -69,16 +79,6 @@ def _same_value(a: Any, b: Any) -> bool:
     if isinstance(a, tuple):
         return len(a) == len(b) and all(map(_same_value, a, b))
     return isinstance(a, _PLAIN) and (a == b or a != a)
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """What a model's code leads to."""
-
-    holders: list[Holder]
-    """Everything that it may change, as it is now."""
-    functions: list[types.FunctionType]
-    """Those that are neither torch's nor of the standard library."""
 
 
 def watched_state(target: Any) -> Reached:
