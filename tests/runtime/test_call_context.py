@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.native.call_context import CHANGED, context_in_python, native_context_reader, usual
+from hotfuse.native.call_context import CHANGED, _proven, context_in_python, native_context_reader, usual
 from tests.runtime.live import Sleepy
 
 
@@ -116,3 +117,9 @@ def test_a_hot_model_is_not_served_by_plans_where_operators_mean_something_else(
         for _ in range(8):  # some of which may be for the audit
             fast(x)
         assert fast.stats()["graph_calls"] > before
+
+
+def test_comparing_warns_nobody() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _proven(_native())

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,7 +54,7 @@ CALLS: list[Any] = [
     {"a": 1, "b": 2}, {"b": 2, "a": 1}, torch.Size([2, 3]), Pair(1, torch.ones(2)), (1, torch.ones(2)),
     collections.OrderedDict(a=1), Slotted(torch.ones(2)), Layer(), Layer(5), Layer(-1), Layer(scale=2.0), Layer(name="v"),
     Cache(), Cache(Layer()), Cache(Layer(), Layer()), Cache(SHARED, SHARED), Sized(Layer()), Cache(Cache(Layer())),
-    [SHARED, SHARED], [Layer(), SHARED],
+    [SHARED, SHARED], [Layer(), SHARED], np.float64(0.0), np.float64(-0.0), np.complex128(1j),
 ]  # fmt: skip
 
 

@@ -50,6 +50,13 @@ OF_SIZES: dict[str, Condition] = {
     "repr": lambda x, _: repr(x.shape) == "torch.Size([4, 8])",
     "by a library": lambda x, _: json.dumps(tuple(x.shape)) == "[4, 8]",
     "isinstance": lambda x, _: isinstance(x.shape[0], int) and x.shape[0] == 4,
+    "type": lambda x, _: type(x.shape[0]) is int and x.shape[0] == 4,
+    "by type": lambda x, _: {int: x.shape[0] == 4}.get(type(x.shape[0]), False),
+    "type of what is computed": lambda x, _: type(x.shape[0] / 2) is float and type(x.shape[0] == 4) is bool and x.shape[0] == 4,
+    "equal to True": lambda x, _: (x.shape[0] - 3) == True,  # noqa: E712
+    "among truth values": lambda x, _: (x.shape[0] - 3) in (True,),
+    "a comparison is a number": lambda x, _: (x.shape[0] == 4) == 1 and (x.shape[0] == 5) != 1.0 and 2 | (x.shape[0] == 4) == 3,
+    "methods of numbers": lambda x, _: hasattr(x.shape[0], "numerator") and x.shape[0] != 5,
     "abstract": lambda x, _: isinstance(x.shape[0], numbers.Integral) and x.shape[0] == 4,
 }
 OF_DATA: dict[str, Condition] = {

@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """A serving process has its few pieces of code compiled elsewhere, and kept for the next one."""
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from hotfuse.native import toolchain
 from hotfuse.native.target import host
 
 CODE = """
@@ -75,3 +79,12 @@ def test_a_compiler_whose_asker_ended_says_nothing() -> None:
     asker.stdin.write(len(request).to_bytes(8, "little") + request)
     asker.stdin.flush()
     assert asker.wait(60) == 0 and asker.stderr.read() == b""
+
+
+def test_a_compiler_that_ended_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = toolchain._running()
+    ended.kill()
+    ended.wait()
+    assert toolchain._running() is not ended
+    assert ended.stdin is not None and ended.stdin.closed and ended.stdout is not None and ended.stdout.closed
+    toolchain._forget()

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.base.structure import Spec, Taken, count_tensor, is_plain, take_call
+from hotfuse.base.structure import Spec, Taken, count_tensor, is_plain, take_call, text_base
 
 Match = Callable[[tuple[Any, ...], dict[str, Any]], Taken | None]
 MAX_KNOWN = 16
@@ -152,12 +153,16 @@ class _Matcher:
             case "constant" if spec.cls is slice:
                 parts = f"({name}.start, {name}.stop, {name}.step)"
                 self.line(f"if type({name}) is not slice or {parts} != {self.constant(spec.detail)}: return None")
+            case "constant" if not _bare(spec):
+                raise _NoMatcher
             case "constant":
                 value = self.constant(spec.detail)
                 other = f"type({name}) is not {self.constant(spec.cls)} or {name} != {value}"
                 self.line(f"if {name} is not {value} and ({other}): return None")
             case "float":
-                self.line(f"if type({name}) is not {self.constant(spec.cls)} or repr({name}) != {spec.detail!r}: return None")
+                assert spec.cls is not None
+                text = f"{text_base(spec.cls).__name__}.__repr__({name})"
+                self.line(f"if type({name}) is not {self.constant(spec.cls)} or {text} != {spec.detail!r}: return None")
             case _:
                 self._container(name, spec, inside=inside)
 
@@ -179,6 +184,11 @@ class _Matcher:
                 self.several(f"{name}.__dict__.values()", spec.children, inside=True)
             case _:
                 raise _NoMatcher
+
+
+def _bare(spec: Spec) -> bool:
+    """Whether a constant's class leaves no room for more than what it equals others by."""
+    return isinstance(spec.detail, Enum | type) or getattr(spec.cls, "__dictoffset__", 0) == 0
 
 
 def _described(cls: type, names: tuple[str, ...]) -> bool:

@@ -33,6 +33,8 @@ from hotfuse.base.lazy_dataclass import dataclass
 
 _CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format,
               torch.layout, Enum, slice, type(Ellipsis), type)
+_BARE = frozenset({int, float, complex, bool, str, bytes, type(None), torch.dtype})
+"""Objects of other classes may hold more than they equal each other by: `class Name(str)` with attributes is no constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,11 @@ class Taker:
             return COUNT
         if isinstance(obj, slice):
             return Spec("constant", cls, (obj.start, obj.stop, obj.step))
-        if cls in (float, complex):  # by text, so that -0.0 differs from 0.0 and nan equals itself
-            return Spec("float", cls, repr(obj))
-        if isinstance(obj, _CONSTANTS):
+        if isinstance(obj, _CONSTANTS) and (cls in _BARE or isinstance(obj, Enum | type) or not getattr(obj, "__dict__", None)):
+            if isinstance(obj, float):  # by text, so that -0.0 differs from 0.0 and nan equals itself
+                return Spec("float", cls, float.__repr__(obj))
+            if isinstance(obj, complex):
+                return Spec("float", cls, complex.__repr__(obj))
             return Spec("constant", cls, obj)
         self._nodes += 1
         if self._nodes > MAX_NODES:
@@ -161,6 +165,11 @@ class Taker:
         self._met[id(obj)] = len(self.holders)
         self.holders.append(obj)
         return None
+
+
+def text_base(cls: type[Any]) -> type[Any]:
+    """Whose text says what a number of a class is; NumPy's are of classes of their own."""
+    return float if issubclass(cls, float) else complex
 
 
 def held_by_objects(spec: Spec) -> frozenset[int]:
@@ -300,7 +309,7 @@ class StructureBuilder:
         "count": lambda b, s: b._leaf(s).shape[0],
         "ref": _ref,
         "constant": _constant,
-        "float": lambda _, s: s.cls(s.detail),  # type: ignore[misc]
+        "float": lambda _, s: s.cls(text_base(s.cls)(s.detail)),  # type: ignore[misc]
         "tuple": lambda b, s: tuple(b._several(s)),
         "size": lambda b, s: torch.Size(b._several(s)),
         "list": _list,

@@ -90,6 +90,8 @@ class CaptureAnswer:
     """The fields of `frontends.captured.Warned`."""
     paths: int
     logged: tuple[tuple[str, int], ...]
+    asked: tuple[tuple[str, int], ...]
+    """The fields of `frontends.captured.Asked`."""
 
 
 # --- kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hotfuse.compile.answer_bodies import Answered, CaptureAnswer, TensorHeader, received
 from hotfuse.compile.workers.wire import Message
-from hotfuse.frontends.captured import Captured, DeadDraw, TensorInfo, Warned, dtype_name
+from hotfuse.frontends.captured import Asked, Captured, DeadDraw, TensorInfo, Warned, dtype_name
 from hotfuse.ir.text import parse, show
 from hotfuse.ops.torch_dtypes import named_dtype
 
@@ -16,7 +16,7 @@ def answer_of(done: Captured) -> Answered:
     warned = tuple((w.text, w.category, w.filename, w.lineno, w.module) for w in done.warned)
     body = CaptureAnswer(
         show(done.graph), done.shared, constants, done.asks_grad_mode, done.notes, done.written, done.returned, draws, warned,
-        done.paths, done.logged,
+        done.paths, done.logged, tuple((a.what, a.at) for a in done.asked),
     )  # fmt: skip
     return body, [c.data or b"" for c in done.constants.values()]
 
@@ -27,7 +27,8 @@ def captured_from(message: Message) -> Captured:
     constants = {k: _tensor(c, b) for (k, c), b in zip(said.constants.items(), blobs, strict=True)}
     draws = tuple(DeadDraw(op, shape, named_dtype(dtype)) for op, shape, dtype in said.draws)
     return Captured(parse(said.graph), dict(said.shared), constants, said.asks_grad_mode, said.notes, said.written, said.returned,
-                    draws, tuple(Warned(*w) for w in said.warned), said.paths, said.logged)  # fmt: skip
+                    draws, tuple(Warned(*w) for w in said.warned), said.paths, said.logged,
+                    tuple(Asked(*a) for a in said.asked))  # fmt: skip
 
 
 def _tensor(header: TensorHeader, data: bytes) -> TensorInfo:

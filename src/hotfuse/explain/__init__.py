@@ -106,6 +106,7 @@ def explain_engine(
             "weights": engine.plans.originals.text() + (watch.beyond if (watch := engine.plans.watch) is not None else ""),
             "sites": sites,
             "limits": engine.limits.texts(),
+            "unlike": engine.log.counts.get("calls_unlike_captured", 0),
             "waits": [waits] if (waits := engine.limits.waits()) else [],
             "fallbacks": dict(fallbacks or {}),
             "unprepared": list(unprepared),

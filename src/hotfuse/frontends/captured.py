@@ -116,6 +116,16 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What the model's code asks of an argument besides what a graph's guards hold (`frontends.questions`)."""
+
+    what: str
+    """`gradients`, `class`, `identity`, or `attribute ` and its name."""
+    at: int
+    """Which argument; -1 for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """A captured graph, with where each of its params comes from."""
 
@@ -140,6 +150,8 @@ class Captured:
     """Paths through code that reads its data which the graph has; 0 where no data decide."""
     logged: tuple[tuple[str, int], ...] = ()
     """Loggers by name and levels at which the model's code logs: a graph does not, so it serves while they let nothing through."""
+    asked: tuple[Asked, ...] = ()
+    """What was answered for arguments without gradients or attributes, of the plain class, each of them another object."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

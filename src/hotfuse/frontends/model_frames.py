@@ -14,7 +14,7 @@ import torch
 TORCH = os.path.dirname(torch.__file__)
 _LAYERS = os.path.join(TORCH, "nn")
 OURS = os.path.dirname(os.path.dirname(__file__))
-_STANDARD = sysconfig.get_paths()["stdlib"]
+STANDARD = sysconfig.get_paths()["stdlib"]
 _WATCHERS = frozenset({"messages.py", "model_frames.py", "plain_numbers.py", "side_effects.py", "process_effects.py"})
 _HERE = os.path.dirname(__file__)
 
@@ -37,7 +37,7 @@ def emitter(*, imports: bool = True) -> FrameType | None:
 def called_by_library() -> bool:
     """Whether who called the caller of this is code of the standard library, for reasons of its own."""
     frame = sys._getframe(2)
-    return frame.f_code.co_filename.startswith(_STANDARD) and "site-packages" not in frame.f_code.co_filename
+    return frame.f_code.co_filename.startswith(STANDARD) and "site-packages" not in frame.f_code.co_filename
 
 
 def placed(what: str, frame: FrameType) -> str:
@@ -47,7 +47,7 @@ def placed(what: str, frame: FrameType) -> str:
 
 def _passes_on(file: str) -> bool:
     """Whether code is the standard library's, which does what somebody asked it to."""
-    if file.startswith("<frozen") or (file.startswith(_STANDARD) and "site-packages" not in file):
+    if file.startswith("<frozen") or (file.startswith(STANDARD) and "site-packages" not in file):
         return True
     return os.path.dirname(file) == _HERE and os.path.basename(file) in _WATCHERS
 

@@ -6,6 +6,7 @@
     tables.get(kind.item())                 one by a number that data decide
     tables[str(tuple(x.shape))]             one by sizes
     if isinstance(n, int) and n == 0: ...   a size that is a number
+    if type(n) is int and n - 3 == True: ...
 
 While code is traced, sizes and numbers that data decide are symbols, which read as `s77` and are no `int`, and tensors read as
 `FakeTensor(...)`: code that compares such text, looks something up by it, or asks for the type, would take another way than in
@@ -18,6 +19,7 @@ checks and logs say is text that nothing rests on (`frontends.messages`), and st
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -35,7 +37,13 @@ from hotfuse.frontends.messages import in_message
 from hotfuse.frontends.model_frames import OURS, TORCH, emitter, placed
 
 _NUMBERS: tuple[tuple[Any, type[Any]], ...] = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
-_TRACED = (FakeTensor, FunctionalTensor)
+TRACED = (FakeTensor, FunctionalTensor)
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(operator, f"__{name}__")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor",
+                 "eq", "ne", "lt", "le", "gt", "ge")
+}  # fmt: skip
+_TRUTHS = (bool, torch.SymBool)
 _TEXT = "makes text of a tensor"
 Note = Callable[[str], None]
 
@@ -69,22 +77,27 @@ def plain_numbers(note: Note) -> Generator[None]:
 
     def attribute(plain: type[Any]) -> Callable[[Any, str], Any]:
         def got(self: Any, name: str) -> Any:
-            if name == "__class__" and threading.get_ident() == thread and _is_models(sys._getframe(1)):
+            if name == "__class__" and threading.get_ident() == thread and is_models(sys._getframe(1)):
                 return plain  # what `isinstance` asks for behind the type itself
-            return object.__getattribute__(self, name)
+            try:
+                return object.__getattribute__(self, name)
+            except AttributeError:
+                if threading.get_ident() != thread or not hasattr(plain, name) or not is_models(sys._getframe(1)):
+                    raise
+            return getattr(plain(self), name)
 
         return got
 
     def text_of_tensor(real: Callable[..., str]) -> Callable[..., str]:
         def text(self: Tensor, *args: Any, **kwargs: Any) -> str:
-            if isinstance(self, _TRACED) and (frame := reads()) is not None:
+            if isinstance(self, TRACED) and (frame := reads()) is not None:
                 note(placed(_TEXT, frame))
             return real(self, *args, **kwargs)
 
         return text
 
     def formatted_tensor(self: Tensor, spec: str) -> str:
-        if not isinstance(self, _TRACED):
+        if not isinstance(self, TRACED):
             return tensor_format(self, spec)
         if (frame := reads()) is None:
             return _format(self)
@@ -96,13 +109,15 @@ def plain_numbers(note: Note) -> Generator[None]:
     tensor_format = Tensor.__format__
     with contextlib.ExitStack() as instead:
         for owner, plain in _NUMBERS:
-            instead.enter_context(_attribute(owner, "__repr__", as_text(plain, owner.__repr__)))
-            instead.enter_context(_attribute(owner, "__format__", formatted(plain)))
-            instead.enter_context(_attribute(owner, "__getattribute__", attribute(plain)))
-        instead.enter_context(_attribute(torch.SymInt, "__hash__", hashed(torch.SymInt.__hash__)))
+            instead.enter_context(replaced_attribute(owner, "__repr__", as_text(plain, owner.__repr__)))
+            instead.enter_context(replaced_attribute(owner, "__format__", formatted(plain)))
+            instead.enter_context(replaced_attribute(owner, "__getattribute__", attribute(plain)))
+            for name, new in _with_booleans(owner):
+                instead.enter_context(replaced_attribute(owner, name, new))
+        instead.enter_context(replaced_attribute(torch.SymInt, "__hash__", hashed(torch.SymInt.__hash__)))
         for owner in (Tensor, FunctionalTensor):
-            instead.enter_context(_attribute(owner, "__repr__", text_of_tensor(owner.__repr__)))
-        instead.enter_context(_attribute(Tensor, "__format__", formatted_tensor))
+            instead.enter_context(replaced_attribute(owner, "__repr__", text_of_tensor(owner.__repr__)))
+        instead.enter_context(replaced_attribute(Tensor, "__format__", formatted_tensor))
         yield
 
 
@@ -114,13 +129,40 @@ class TruthsAreRead(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        truth = func is Tensor.item and args[0].dtype is torch.bool and isinstance(args[0], _TRACED)
-        if truth and _is_models(sys._getframe(1)):  # torch's own checks assert what they read
+        truth = func is Tensor.item and args[0].dtype is torch.bool and isinstance(args[0], TRACED)
+        if truth and is_models(sys._getframe(1)):  # torch's own checks assert what they read
             return bool(args[0])
         return func(*args, **(kwargs or {}))
 
 
-def _is_models(frame: Any) -> bool:
+def _with_booleans(owner: type[Any]) -> Generator[tuple[str, Callable[[Any, Any], Any]]]:
+    """Operators of symbols to which `True` is 1, as it is in Python: sympy has it equal nothing but itself."""
+    for name, plainly in _OPERATORS.items():
+        for method, reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
+            real = vars(owner).get(method)
+            if owner is torch.SymBool and not (reflected and name in ("eq", "ne", "lt", "le", "gt", "ge")):
+                yield method, _of_a_truth(plainly, real if name in ("and", "or") else None, reflected=reflected)
+            elif owner is not torch.SymBool and real is not None:
+                yield method, _of_a_number(real)
+
+
+def _of_a_number(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: real(self, int(other) if isinstance(other, _TRUTHS) else other)
+
+
+def _of_a_truth(
+    plainly: Callable[[Any, Any], Any], real: Callable[[Any, Any], Any] | None, *, reflected: bool
+) -> Callable[[Any, Any], Any]:  # fmt: skip
+    def operation(self: Any, other: Any) -> Any:
+        if real is not None and isinstance(other, _TRUTHS):
+            return real(self, other)
+        given = bool(other) if isinstance(other, torch.SymBool) else other
+        return plainly(given, bool(self)) if reflected else plainly(bool(self), given)
+
+    return operation
+
+
+def is_models(frame: Any) -> bool:
     """Whether code that asks for a type is neither torch's nor ours; classes that are asked (`numbers.Integral`) ask for others."""
     while frame is not None and frame.f_code.co_filename.startswith("<frozen abc"):
         frame = frame.f_back
@@ -133,7 +175,8 @@ def _format(symbol: Any) -> str:
 
 
 @contextmanager
-def _attribute(owner: type[Any], name: str, new: Any) -> Generator[None]:
+def replaced_attribute(owner: type[Any], name: str, new: Any) -> Generator[None]:
+    """Have an attribute of a class be something else."""
     own = vars(owner).get(name)
     setattr(owner, name, new)
     try:

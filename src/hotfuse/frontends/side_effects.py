@@ -44,12 +44,15 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.captured import Warned
 from hotfuse.frontends.model_frames import OURS, TORCH, emitter, placed
 from hotfuse.frontends.process_effects import process_effects
-from hotfuse.frontends.watched_state import changed, watched_state
+from hotfuse.frontends.watched_state import Reached, changed, watched_state
 
 _EXPORT = os.path.join(TORCH, "export")
 _OF_A_CALL = re.compile(r"FakeTensor|\b[su]\d+\b")
 """How a traced tensor and a symbolic size read: a text with one of them is another one in every call."""
-SWITCHES = ("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_float32_matmul_precision")
+SWITCHES = (
+    "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_float32_matmul_precision",
+    "is_inference_mode_enabled", "get_num_threads", "is_anomaly_enabled", "initial_seed",
+)  # fmt: skip
 """Questions to torch whose answers a program may change between two calls."""
 _FROM_NATIVE = "(Triggered internally at"
 
@@ -65,10 +68,10 @@ class Observed:
     warned: list[Warned] = field(default_factory=list[Warned])
 
     @contextmanager
-    def call(self, target: Any) -> Generator[None]:
+    def call(self, target: Any) -> Generator[Reached]:
         """Around a call of `target`: what it changes in objects and generators. Behind the call tracers put some of it back."""
         before, drawn = watched_state(target), _drawn()
-        yield
+        yield before
         if _drawn() != drawn:
             self.done.append("draws from a random generator of the process")
         self.done += [f"changes {what}" for what in changed(before)]

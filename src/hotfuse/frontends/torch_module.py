@@ -41,7 +41,7 @@ from hotfuse.frontends.as_in_eager.idle_conversions import without_idle_conversi
 from hotfuse.frontends.as_in_eager.nested import without_nested_tensors
 from hotfuse.frontends.as_in_eager.packed_sequences import over_padded_sequences, padded
 from hotfuse.frontends.assumptions import assumptions, input_symbols
-from hotfuse.frontends.captured import CallSpec, Captured
+from hotfuse.frontends.captured import Asked, CallSpec, Captured
 from hotfuse.frontends.derived_weights import computed_in_the_layer
 from hotfuse.frontends.fx import PlaceholderRole, location, to_graph
 from hotfuse.frontends.model_parts import hold
@@ -49,6 +49,8 @@ from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
 from hotfuse.frontends.paths.join import joined
 from hotfuse.frontends.paths.reads import Path as DataPath
 from hotfuse.frontends.plain_numbers import TruthsAreRead, plain_numbers
+from hotfuse.frontends.questions.asked_tensors import Questions, asks_identity
+from hotfuse.frontends.questions.asked_types import NAME, naming, types_as_in_eager
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.frontends.side_effects import Observed, observed
 from hotfuse.frontends.tracing import grad_mode_asked
@@ -61,6 +63,8 @@ class Given:
     """How what it gives and changes is nested."""
     marked: frozenset[str] = frozenset()
     """Symbols of which everything that was asked is marked."""
+    asked: tuple[Asked, ...] = ()
+    """What was asked of arguments."""
 
 
 class Flat(nn.Module):
@@ -86,10 +90,20 @@ class Flat(nn.Module):
         before = [contents(h) for h in holders]
         reads = AssumedReads(self._path, tensors) if self._path is not None else None
         wanted, named = [t.requires_grad for t in tensors], [_attributes(t) for t in tensors]
-        with self.seen.call(self.target), reads or TruthsAreRead(), extremes_as_in_eager(followed=reads is not None):
+        questions = Questions(tensors, self._weights(), self.seen.done.append)
+        with (
+            self.seen.call(self.target) as reached, questions, questions.of_attributes(),
+            types_as_in_eager(naming(NAME, reached.functions), questions.of_class),
+            reads or TruthsAreRead(), extremes_as_in_eager(followed=reads is not None),
+        ):  # fmt: skip
             result = self.target(*args, **kwargs)
+        if any(asks_identity(f) for f in reached.functions):
+            questions.of_identity()
+        self.given.asked = tuple(questions.asked)
         if wanted != [t.requires_grad for t in tensors]:
             self.seen.done.append("makes an argument require gradients")
+        if any(t.is_leaf and t.grad is not None for t in (*tensors, *self._weights())):
+            self.seen.done.append("gives a tensor a gradient")
         after = take_after(result, holders, before)
         made = [leaf for leaf in after.leaves if isinstance(leaf, torch.Tensor) and not any(leaf is t for t in tensors)]
         if named != [_attributes(t) for t in tensors] or any(map(_attributes, made)):
@@ -98,6 +112,9 @@ class Flat(nn.Module):
         if reads is not None:
             self.given.marked = reads.finish()
         return tuple(after.leaves)
+
+    def _weights(self) -> list[torch.Tensor]:
+        return [*self.parameters(), *self.buffers()]
 
 
 @functools.cache
@@ -225,6 +242,7 @@ def _traced(
         draws=done.draws,
         warned=tuple(seen.warned),
         logged=tuple(seen.logged),
+        asked=flat.given.asked,
     )
     assert flat.given.spec is not None
     return captured, flat.given.spec

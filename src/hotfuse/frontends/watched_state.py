@@ -47,9 +47,19 @@ class Holder:
     held: dict[Any, Any]
 
 
-def changed(before: list[Holder]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What a model's code leads to."""
+
+    holders: list[Holder]
+    """Everything that it may change, as it is now."""
+    functions: list[types.FunctionType]
+    """Those that are neither torch's nor of the standard library."""
+
+
+def changed(before: Reached) -> list[str]:
     """What holds something else than before, in words."""
-    return [_difference(h.name, h.held, now) for h in before if not _same(h.held, now := h.read())]
+    return [_difference(h.name, h.held, now) for h in before.holders if not _same(h.held, now := h.read())]
 
 
 def _difference(name: str, held: dict[Any, Any], now: dict[Any, Any]) -> str:
@@ -71,9 +81,10 @@ def _same_value(a: Any, b: Any) -> bool:
     return isinstance(a, _PLAIN) and (a == b or a != a)
 
 
-def watched_state(target: Any) -> list[Holder]:
-    """Everything that code of `target` may change and that is found from it, as it is now."""
-    return _Walk(target).holders
+def watched_state(target: Any) -> Reached:
+    """What is found from `target`."""
+    walk = _Walk(target)
+    return Reached(walk.holders, walk.functions)
 
 
 class _Walk:
@@ -81,6 +92,7 @@ class _Walk:
 
     def __init__(self, target: Any) -> None:
         self.holders: list[Holder] = []
+        self.functions: list[types.FunctionType] = []
         self._seen: set[int] = set()
         self._classes: dict[type, None] = {}
         self._names: set[str] = set(_ENTRIES)
@@ -173,13 +185,14 @@ class _Walk:
         if _foreign(function):
             return
         code = function.__code__
+        self.functions.append(function)
         if function.__dict__:
             self._note(f"{function.__name__}.", lambda: dict(function.__dict__))
         self._left += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         if function.__closure__:
             cells = dict(zip(code.co_freevars, function.__closure__, strict=True))
             self._note("the variable ", lambda: {n: c.cell_contents for n, c in cells.items() if c != types.CellType()})
-        names, space = _names(code), function.__globals__
+        names, space = names_in(code), function.__globals__
         self._names |= names
         if here := sorted(names & space.keys()):
             self._note("the variable ", lambda: {n: space[n] for n in here if n in space})
@@ -200,14 +213,15 @@ def _kept_by_torch(kind: type) -> frozenset[str]:
     """
     own = [c for c in kind.__mro__ if _foreign(c) and c not in (nn.Module, object)]
     functions = (_function(v) for c in own for v in c.__dict__.values())
-    names = {n for f in functions if isinstance(f, types.FunctionType) for n in _names(f.__code__)}
+    names = {n for f in functions if isinstance(f, types.FunctionType) for n in names_in(f.__code__)}
     return _INTERNAL | {n for n in names if n.startswith("_") and not n.startswith("__")}
 
 
 @functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> frozenset[str]:
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The names of variables and attributes that code has, functions inside of it included."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return frozenset(code.co_names).union(*map(_names, inner))
+    return frozenset(code.co_names).union(*map(names_in, inner))
 
 
 def _function(value: Any) -> Any:

@@ -102,6 +102,7 @@ def _asked(text: str, target: CpuTarget) -> bytes:
 def _running() -> subprocess.Popen[bytes]:
     global _process
     if _process is None or _process.poll() is not None:
+        _forget()  # its pipes would stay open until something collects them, with a warning
         _process = subprocess.Popen(
             [sys.executable, "-m", "hotfuse.native.compiler"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=for_child()
         )

@@ -25,6 +25,7 @@ from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, counts_in, des
 from hotfuse.compile.device.late_checks import unsafe_behind_reads
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.paths.reads import Path
+from hotfuse.frontends.questions.as_traced import as_traced
 from hotfuse.ir.graph import Graph
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
@@ -254,7 +255,7 @@ class GraphAdmission:
             (usual(gradients=call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key),
             done.captured.notes,
         )
-        entry.effects, entry.counted = effects, counts_in(site.spec)
+        entry.effects, entry.asked, entry.counted = effects, as_traced(done.captured.asked), counts_in(site.spec)
         followed = recalled.calls.paths if recalled is not None else call.paths
         entry.balance = PathBalance(done.captured.paths, followed or ()) if done.captured.paths else None
         entry.repeats = InputRepeats(len(graph.inputs) if self._settings.watch else 0)

@@ -206,7 +206,11 @@ class Engine:
                     return done
                 elif (
                     (watch := self.plans.watch) is None or watch.unchanged() or self._still(watch)
-                ) and ((effects := (entry := route.entry).effects) is None or effects.fits(leaves)):
+                ) and (
+                    (((effects := (entry := route.entry).effects) is None or effects.fits(leaves))
+                    and (entry.asked is None or entry.asked(leaves)))
+                    or self._unlike()
+                ):
                     link = self.gradients.link(entry.links, watch, leaves) if around & 1 else PLAIN
                     if link is None or around not in entry.around:
                         return self._capturer.meet((site, entry, around), leaves, args, kwargs, counts)
@@ -246,6 +250,11 @@ class Engine:
         finally:
             slot.epoch = outer
 
+    def _unlike(self) -> bool:
+        """A call does to the world, or is, what no guard of its graph tells (`Effects.fits`): counted, and never in a plan."""
+        self.log.count("calls_unlike_captured")
+        return False
+
     def _begun(self, route: Route, leaves: Sequence[Any], around: int, counts: ThreadCounts) -> Any:
         """Answer a call on a device by a replay that is launched first; whether the model is still the same is looked at while the
         device works. Of a large model that look takes longer than all else on the host: behind other work its thousands of objects
@@ -254,6 +263,7 @@ class Engine:
         if plan is None or route.signature is None or entry.versions.get(route.signature) is not plan:
             plan = entry.plan
         usual = watch is not None and entry.effects is None and not around & 1 and around in entry.around
+        usual = usual and (entry.asked is None or entry.asked(leaves))
         if plan.ahead is None or not usual or entry.calls + 1 >= entry.next_look or (entry.own and plan is entry.baseline):
             return _NOT_BEGUN
         try:

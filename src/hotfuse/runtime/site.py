@@ -19,6 +19,7 @@ import torch
 from hotfuse.analysis.call_facts import Facts, fact_text, sized, stride_order
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
+from hotfuse.frontends.questions.as_traced import AsTraced
 from hotfuse.ir.types import ROW_MAJOR
 from hotfuse.ops.dense_order import layout_by
 from hotfuse.profile.agent import Sampler
@@ -111,6 +112,8 @@ class Entry:
     notes: tuple[str, ...] = ()
     effects: Effects | None = None
     """What its calls change of what they are given, where they do."""
+    asked: AsTraced | None = None
+    """Whether a call's arguments answer what the model's code asks of them; None where it asks nothing."""
     versions: Mapping[Signature, Plan] = field(default_factory=lambda: NO_VERSIONS)
     bets: Mapping[str, BranchBet] = field(default_factory=dict[str, BranchBet])
     """Conditions that the plan bets on, by name, with the code there is for each outcome."""

@@ -55,7 +55,8 @@ def joined(paths: Sequence[tuple[Captured, Spec]]) -> Captured:
     nodes, outputs = _Joiner(taken).part(tracks)
     graph = replace(tracks[0].graph, params=tuple(params.values()), nodes=tuple(nodes), outputs=tuple(outputs),
                     guards=tuple(dict.fromkeys(g for t in tracks for g in t.graph.guards)))  # fmt: skip
-    return replace(first, graph=checked(graph), shared=shared, constants=constants, paths=len(paths), notes=notes)
+    asked = tuple(dict.fromkeys(a for p, _ in paths for a in p.asked))
+    return replace(first, graph=checked(graph), shared=shared, constants=constants, paths=len(paths), notes=notes, asked=asked)
 
 
 @dataclass(slots=True)

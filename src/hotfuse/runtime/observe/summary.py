@@ -104,6 +104,8 @@ def _in_the_way(data: dict[str, Any]) -> Iterable[str]:
     found = [*data.get("waits", ()), *data.get("breaks", ())]
     found += [f"the model's own code stays for some calls: {headline(reason)}" for s in sites for reason in s["refused"]]
     found += [f"the model's own code stays for some calls: {limit}" for limit in limits]
+    if unlike := data.get("unlike"):
+        found.append(f"calls that are unlike what was captured, in what code asks of them or logs, are the own code's: {unlike}")
     for plan in (p for s in sites for p in s["plans"]):
         found += [f"{what}: {headline(why)}" for what, why in plan.get("refused", {}).items()]
         if plan.get("findings"):
