@@ -46,6 +46,7 @@ from hotfuse.frontends.paths.reads import (
     is_sized,
     reading_place,
     tensors_in,
+    with_padding_read,
 )
 from hotfuse.ops.own.assume import size_of
 
@@ -87,6 +88,7 @@ class AssumedReads(TorchFunctionMode):
         self._mark_asked()
         if (kind := NUMBERS.get(func)) is not None:
             return self._number(kind, _read_tensor(func, args, kwargs))
+        args, kwargs = with_padding_read(func, args, kwargs, lambda t: self._number(WHOLE, t))
         result = func(*args, **kwargs)
         if is_sized(func, args):
             shapes = self._next(SIZES)
