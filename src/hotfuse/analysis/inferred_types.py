@@ -46,7 +46,7 @@ def _symbols_of(values: Sequence[Value]) -> frozenset[str]:
 
 def relaid(graph: Graph, changed: Collection[str], sizes: Mapping[str, int]) -> Graph:
     """The graph with layouts as its ops give them, behind the values named; raises InternalError where sizes are not as said."""
-    asked, made = _Kernels(), _StandIns(sizes)
+    asked, made = _Kernels(), _OperandStandIns(sizes)
     new: dict[str, Arg] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -80,7 +80,7 @@ def lies_as_before(made: Graph, graph: Graph, written: Collection[str]) -> bool:
     return types(made) == types(graph)
 
 
-class _StandIns:
+class _OperandStandIns:
     """What operators are given for values: what others gave, or tensors of the types that values have."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -174,7 +174,7 @@ def _called(node: Node, args: list[Any], attrs: dict[str, Any], device: torch.de
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
-def _run(node: Node, made: _StandIns, asked: _Kernels) -> tuple[Any, ...]:
+def _run(node: Node, made: _OperandStandIns, asked: _Kernels) -> tuple[Any, ...]:
     def given(a: Arg) -> Any:
         if isinstance(a, Value):
             return made.get(a)

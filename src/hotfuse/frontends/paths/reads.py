@@ -46,7 +46,7 @@ _SIZED: frozenset[Any] = frozenset({
     Tensor.unique, torch.unique, Tensor.unique_consecutive, torch.unique_consecutive, Tensor.bincount, torch.bincount,
     Tensor.repeat_interleave, torch.repeat_interleave, torch.nn.functional.one_hot,
 })  # fmt: skip
-_PADS: frozenset[Any] = frozenset({torch.nn.functional.pad, torch._C._nn.pad})
+_PADS: frozenset[Any] = frozenset({torch.nn.functional.pad})
 _WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _TRUTHS = (torch.bool, torch.uint8)
 
