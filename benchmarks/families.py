@@ -97,6 +97,14 @@ def _sound(**more: Any) -> dict[str, Any]:
             "num_conv_pos_embedding_groups": 2, "vocab_size": 32} | more  # fmt: skip
 
 
+def _with_picture(_length: int) -> Feed:
+    """Text around a picture of four places, as Qwen2-VL has it."""
+    ids = torch.randint(5, 90, (1, 12))
+    ids[0, 2:8] = torch.tensor([97, 95, 95, 95, 95, 98])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(16, 96),
+            "image_grid_thw": torch.tensor([[1, 4, 4]]), "mm_token_type_ids": (ids == 95).long()}  # fmt: skip
+
+
 def _gpt(**more: Any) -> dict[str, Any]:
     return {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1,
             "eos_token_id": 2, "pad_token_id": 0} | more  # fmt: skip
@@ -260,5 +268,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("vilt", "ViltModel", _picture(vocab_size=VOCABULARY, max_position_embeddings=64), joined(tokens(batch=1), _PIXELS)),
     Family("blip", "BlipModel", {"text_config": _text(encoder_hidden_size=32), "vision_config": _picture(), "projection_dim": 16}, joined(tokens(batch=1), _PIXELS)),
     Family("git", "GitForCausalLM", _text(vision_config=_picture(), bos_token_id=1, eos_token_id=2), tokens()),
+    # --- codecs, and a model that says where pictures stand in the text
+    Family("encodec", "EncodecModel", {"num_filters": 4, "hidden_size": 16, "codebook_size": 64, "codebook_dim": 16, "upsampling_ratios": [4, 2], "num_lstm_layers": 1, "target_bandwidths": [6.0], "sampling_rate": 8000}, numbers(input_values=(1, 1, 800))),
+    Family("mimi", "MimiModel", {"num_filters": 4, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64, "codebook_size": 64, "codebook_dim": 16, "num_quantizers": 4, "upsampling_ratios": [8, 5, 4], "vector_quantization_hidden_dimension": 16, "upsample_groups": 32, "head_dim": 8}, numbers(input_values=(1, 1, 3840))),
+    Family("qwen2-vl", "Qwen2VLForConditionalGeneration", {"text_config": _decoder(rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}), "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4, "spatial_merge_size": 2}, "image_token_id": 95, "video_token_id": 96, "vision_start_token_id": 97, "vision_end_token_id": 98}, _with_picture),
     Family("patchtsmixer", "PatchTSMixerForPrediction", {"context_length": 48, "prediction_length": 12, "num_input_channels": 3, "d_model": 16, "patch_length": 8, "patch_stride": 8, "num_layers": 2}, numbers(past_values=(2, 48, 3))),
 )  # fmt: skip

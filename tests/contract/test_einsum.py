@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import hotfuse
 from hotfuse.base.settings import Settings
 from hotfuse.ops.table import packet
 from hotfuse.pipeline import compile_tier0
@@ -53,3 +54,22 @@ def test_a_stretched_operand_stays_an_einsum() -> None:
     group = group_of(lambda a, b: torch.einsum("bqd,bkd->bqk", a, b) + 1, xs)
     graph, _ = simplify_captured(group.graph)
     assert [packet(n.op) for n in graph.nodes] == ["aten.einsum", "aten.add"]
+
+
+def test_sizes_that_data_decide_keep_no_product_from_being_one() -> None:
+    """No call says such a size: it is in nobody's way where nothing that is written anew has it, and thought of where it does."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kept = x[x[:, 0] > 0]
+        return torch.einsum("bd,kd->bk", x, w).relu(), torch.einsum("bd,kd->kb", kept, w), kept.sum(0)
+
+    fast = hotfuse.jit(fn, settings=Settings(capture="inline", tiers=0, watch=False))
+    w = torch.randn(5, 4)
+    with torch.no_grad():
+        for rows in (6, 6, 6, 3, 0):
+            x = torch.randn(rows, 4) if rows != 3 else -torch.rand(3, 4)
+            for got, want in zip(fast(x, w), fn(x, w), strict=True):
+                torch.testing.assert_close(got, want)
+                assert got.stride() == want.stride()
+    plans = [e.plan for s in fast._engine.sites.values() for e in s.entries]
+    assert plans and not any(packet(n.op) == "aten.einsum" for p in plans for n in p.graph.nodes), str(fast.explain(full=True))

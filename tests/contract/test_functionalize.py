@@ -170,6 +170,16 @@ def given_where_to_write(x: Any) -> Any:
 
 
 @program
+def diagonals(x: Any) -> Any:
+    h, v = x.clone(), (x * 2).t()
+    h.fill_diagonal_(7)
+    v[:2].fill_diagonal_(float("nan"))
+    whole = (x * 10).long()
+    whole.fill_diagonal_(3, wrap=False)
+    return h, v.nan_to_num(5), whole
+
+
+@program
 def other_shapes_in_place(x: Any) -> Any:
     h = x.clone()
     v = h[1]
@@ -228,6 +238,18 @@ def bad_resize(x: Any) -> Any:
     return h
 
 
+def bad_wrapped_diagonal(x: Any) -> Any:
+    h = x.t().clone()
+    h.fill_diagonal_(1, wrap=True)
+    return h
+
+
+def bad_diagonal_of_a_cube(x: Any) -> Any:
+    h = x[:, None, :3].expand(3, 3, 3).clone()
+    h.fill_diagonal_(1)
+    return h
+
+
 def bad_out(x: Any) -> Any:
     h = torch.empty(0)
     torch.mul(x, 2, out=h)
@@ -238,7 +260,8 @@ def bad_shape_of_an_input(x: Any) -> Any:
     return x.contiguous().unsqueeze_(0) * 2
 
 
-BAD = [bad_reshape, bad_view_of_what_was_reshaped, bad_reshape_of_a_reshape, bad_expand, bad_resize, bad_out, bad_shape_of_an_input]
+BAD = [bad_reshape, bad_view_of_what_was_reshaped, bad_reshape_of_a_reshape, bad_expand, bad_resize, bad_wrapped_diagonal,
+       bad_diagonal_of_a_cube, bad_out, bad_shape_of_an_input]
 
 
 @pytest.mark.parametrize("fn", BAD)

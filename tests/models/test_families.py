@@ -1,7 +1,7 @@
 """A few of the families of `benchmarks.families`: the same results and tokens as the models', from plans of tier 1.
 
 `python -m benchmarks.programs families` serves all of them. Those here were once refused or left at tier 0, or are unlike the rest:
-layers that draw random numbers, products of what was concatenated, a series.
+layers that draw random numbers, products of what was concatenated, a series, numbers in buffers that say how much to pad by.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def test_there_are_sixty_families_under_names_of_their_own() -> None:
 
 
 @pytest.mark.budget_s(5)
-@pytest.mark.parametrize("name", ["wav2vec2", "mamba", "patchtst"])
+@pytest.mark.parametrize("name", ["wav2vec2", "mamba", "patchtst", "encodec"])
 def test_forward_at_tier_1(name: str) -> None:
     found = family(ROWS[name], Settings(capture="inline", watch=False), calls=12, runs=0)
     assert not found["wrong"], found

@@ -161,6 +161,28 @@ class Chunks(nn.Module):
         return y.sum(1) + x[x[:, 0] > 0].sum()
 
 
+class Pads(_Two):
+    """As codecs do: how much to pad by is kept in a buffer, and depends on it and on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("left", torch.tensor(2))
+        self.rnn = nn.LSTM(D, 4, batch_first=True)  # wants to know how many steps there are
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        if max(self.left, n) > 5:
+            return self.b(x)
+        y = nn.functional.pad(self.a(x).T, (self.left, n - 1))
+        return self.rnn(nn.functional.pad(y, pad=[n, self.left // 2], value=1.0).T[None])[0]
+
+
+class Picks(_Two):
+    """Tracing makes a constant of each list, and gives it the same name on each path."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x)[[0, 2, 1]] if x.sum() > 0 else self.b(x)[[1, 0, 3]] * 2
+
+
 PROGRAMS: dict[str, tuple[type[_Two], Call, float]] = {
     "validates": (Validates, lambda i: (_x() * (float("nan") if i == 11 else -100 if i == 13 else 1),), 0.8),
     "chooses": (Chooses, lambda i: (_x(by=0.5 if i % 3 else -0.5),), 0.8),
@@ -173,6 +195,8 @@ PROGRAMS: dict[str, tuple[type[_Two], Call, float]] = {
     "lengths": (Lengths, lambda i: (_x(3, 6, D), torch.randint(0, 7, (3,))), 0.9),
     "maps": (Maps, lambda i: (_x(),), 0.9),
     "chunks": (Chunks, lambda i: (_x(by=0.5 if i % 4 else -0.5),), 0.6),
+    "pads": (Pads, lambda i: (_x(), torch.tensor(1 + i % 2)), 0.6),
+    "picks": (Picks, lambda i: (_x().abs() * (1 - 2 * (i % 2)),), 0.6),
     "compares": (Compares, _near, 0.6),
     "spares": (Spares, lambda i: (_x(by=0.5 if i % 3 else -0.5), torch.ones(8, 1) if i % 2 else torch.rand(8, 1).round()), 0.6),
     "names": (Names, lambda i: (_x(by=0.5 if i % 4 else -0.5),), 0.3),

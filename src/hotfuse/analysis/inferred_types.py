@@ -8,7 +8,7 @@ repeat, so each operator is asked once for operands of one kind.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,37 +30,39 @@ _TRIES = ((5, 2), (8, 8), (64, 64), (16, 0), (2, 1), (1, 0))
 
 
 def possible_sizes(graph: Graph) -> Mapping[str, int] | None:
-    """Sizes that a graph could be called with; None where none of a few come to mind."""
-    names = sorted(frozenset[str]().union(*(symbols(d) for v in sources(graph) for d in dims_of(v.type))))
+    """Sizes that a graph could be called with, and such that data decide inside it; None where none of a few come to mind."""
+    names = _symbols_of(sources(graph))
+    inside = _symbols_of([v for n in graph.nodes for v in n.outs]) - names
     for first, step in _TRIES:
-        sizes = {name: first + i * step for i, name in enumerate(names)}
+        sizes = {name: first + i * step for i, name in enumerate(sorted(names))}
         if all(symbols(g) <= sizes.keys() and holds(g, sizes) for g in graph.guards):
-            return sizes
+            return sizes | {name: first + i * step for i, name in enumerate(sorted(inside), len(sizes))}
     return None
+
+
+def _symbols_of(values: Sequence[Value]) -> frozenset[str]:
+    return frozenset[str]().union(*(symbols(d) for v in values for d in dims_of(v.type)))
 
 
 def relaid(graph: Graph, changed: Collection[str], sizes: Mapping[str, int]) -> Graph:
     """The graph with layouts as its ops give them, behind the values named; raises InternalError where sizes are not as said."""
-    asked = _Kernels()
-    made: dict[str, Any] = {v.name: _stand_in(v.type, sizes) for v in sources(graph)}
+    asked, made = _Kernels(), _OperandStandIns(sizes)
     new: dict[str, Arg] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         if not any(v.name in new or v.name in changed for v in (*node.ins, *node.outs)):
-            made |= {v.name: _stand_in(v.type, sizes) for v in node.outs}
             nodes.append(node)
             continue
         if node.kind is Kind.CONTROL:  # what it gives lies as it did where what it is given does
             if any(v.name in new for v in node.ins):
                 raise InternalError("a graph cannot be laid out anew", because="a branch or a loop is given what lies otherwise")
-            made |= {v.name: _stand_in(v.type, sizes) for v in node.outs}
             nodes.append(node)
             continue
         now = map_node(node, new)
         results = _run(now, made, asked)
         outs: list[Value] = []
         for v, t in zip(node.outs, results, strict=True):
-            made[v.name] = t
+            made.put(v, t)
             outs.append(Value(v.name, _typed(v, t, sizes)))
             if outs[-1].type != v.type:
                 new[v.name] = outs[-1]
@@ -78,10 +80,30 @@ def lies_as_before(made: Graph, graph: Graph, written: Collection[str]) -> bool:
     return types(made) == types(graph)
 
 
+class _OperandStandIns:
+    """What operators are given for values: what others gave, or tensors of the types that values have."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._made: dict[str, Any] = {}
+
+    def put(self, v: Value, given: Any) -> None:
+        """What stands for a value."""
+        self._made[v.name] = given
+
+    def get(self, v: Value) -> Any:
+        """What stands for a value; of its type where nothing was put, which seldom is asked for."""
+        if v.name not in self._made:
+            self._made[v.name] = _stand_in(v.type, self._sizes)
+        return self._made[v.name]
+
+
 def _stand_in(t: Type, sizes: Mapping[str, int]) -> Any:
     match t:
         case TensorType(dtype, shape, layout):
             dims = [evaluate(d, sizes) for d in shape]
+            if any(d < 0 for d in dims):  # the sizes that were thought of are none that data could decide
+                raise InternalError("a graph cannot be laid out anew", because=f"no tensor has the sizes {dims}")
             order = layout.order or tuple(range(len(dims)))
             strides, step = [0] * len(dims), 1
             for axis in reversed(order):
@@ -152,10 +174,10 @@ def _called(node: Node, args: list[Any], attrs: dict[str, Any], device: torch.de
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
-def _run(node: Node, made: Mapping[str, Any], asked: _Kernels) -> tuple[Any, ...]:
+def _run(node: Node, made: _OperandStandIns, asked: _Kernels) -> tuple[Any, ...]:
     def given(a: Arg) -> Any:
         if isinstance(a, Value):
-            return made[a.name]
+            return made.get(a)
         return [given(x) for x in a] if isinstance(a, tuple) else to_torch(a)
 
     attrs = {k: given(a) for k, a in node.attrs if k != "pin_memory"}

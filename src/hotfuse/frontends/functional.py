@@ -221,6 +221,21 @@ def aliases(op: Any, source: torch.Tensor, result: torch.Tensor) -> bool | None:
     return True
 
 
+def composed(op: Any) -> Callable[..., Value] | None:
+    """What computes with other ops what an in-place op leaves in its first argument, given the same arguments; None where an op
+    that writes nothing does."""
+    return _COMPOSED.get(op.overloadpacket)
+
+
+def _fill_diagonal(emit: Emit, x: Value, fill_value: Arg, wrap: Arg = False) -> Value:  # noqa: FBT002  (the operator's own)
+    if wrap or not isinstance(x.type, TensorType) or len(x.type.shape) != 2:
+        raise CaptureError("fill_diagonal_ of more than a matrix's one diagonal", hint="use diagonal_scatter")
+    return emit(aten.diagonal_scatter.default, x, emit(aten.fill.Scalar, emit(aten.diagonal.default, x), fill_value))
+
+
+_COMPOSED: dict[Any, Callable[..., Value]] = {aten.fill_diagonal_: _fill_diagonal}
+
+
 def pure_variant(op: Any, where: str) -> tuple[Any, str]:
     """The op that computes what another writes, and the name of the argument that it writes.
 

@@ -288,6 +288,12 @@ class _Converter:
 
     def _mutation(self, node: fx.Node, op: Any) -> Cell:
         where = str(self.loc)
+        if (composed := functional.composed(op)) is not None:
+            cell = self.env[node.args[0]]  # type: ignore[index]
+            x, *rest = (self._read(a) for a in node.args)
+            after = composed(self._emit, x, *rest, **{k: self._read(a) for k, a in node.kwargs.items()})
+            functional.write(cell, after, self._emit, where, lambda storage: self._is_dead(storage, node))
+            return cell
         pure, written = functional.pure_variant(op, where)
         cell = self.env[node.kwargs[written] if written in node.kwargs else node.args[0]]  # type: ignore[index]
         before = functional.read(cell, self._emit)

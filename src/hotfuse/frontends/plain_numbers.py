@@ -33,6 +33,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
+from hotfuse.frontends.as_in_eager.tensors_of_tensors import of_tensors
 from hotfuse.frontends.messages import in_message
 from hotfuse.frontends.model_frames import OURS, TORCH, emitter, placed
 
@@ -132,6 +133,8 @@ class TruthsAreRead(TorchFunctionMode):
         truth = func is Tensor.item and args[0].dtype is torch.bool and isinstance(args[0], TRACED)
         if truth and is_models(sys._getframe(1)):  # torch's own checks assert what they read
             return bool(args[0])
+        if (made := of_tensors(func, args, kwargs or {})) is not None:
+            return made
         return func(*args, **(kwargs or {}))
 
 

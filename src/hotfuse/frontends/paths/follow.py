@@ -35,6 +35,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from hotfuse.base.errors import CaptureError
+from hotfuse.frontends.as_in_eager.tensors_of_tensors import of_tensors
 from hotfuse.frontends.paths.reads import (
     ITEM,
     NUMBERS,
@@ -46,6 +47,7 @@ from hotfuse.frontends.paths.reads import (
     is_sized,
     reading_place,
     tensors_in,
+    with_padding_read,
 )
 from hotfuse.ops.own.assume import size_of
 
@@ -87,6 +89,9 @@ class AssumedReads(TorchFunctionMode):
         self._mark_asked()
         if (kind := NUMBERS.get(func)) is not None:
             return self._number(kind, _read_tensor(func, args, kwargs))
+        if (made := of_tensors(func, args, kwargs)) is not None:
+            return made
+        args, kwargs = with_padding_read(func, args, kwargs, lambda t: self._number(WHOLE, t))
         result = func(*args, **kwargs)
         if is_sized(func, args):
             shapes = self._next(SIZES)

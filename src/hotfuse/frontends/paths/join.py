@@ -45,14 +45,15 @@ def joined(paths: Sequence[tuple[Captured, Spec]]) -> Captured:
     shared: dict[str, int] = {}
     tracks = [_Track(_sizes_open(_marks_first(_renamed(p, number, constants, shared)))) for number, (p, _) in enumerate(paths)]
     params: dict[str, Param] = {}
+    joiner = _Joiner({v.name for t in tracks for v in t.graph.inputs})
     for track in tracks:
         for param in track.graph.params:
-            value = params.setdefault(param.key, param).value
-            track.names[param.value.name] = value
+            if param.key not in params:  # tracing numbers constants on each path: another one has the same name there
+                params[param.key] = replace(param, value=joiner.fresh(param.value))
+            track.names[param.value.name] = params[param.key].value
         for mine, theirs in zip(track.graph.inputs, tracks[0].graph.inputs, strict=True):
             track.names[mine.name] = theirs
-    taken = {v.name for t in tracks for v in t.graph.inputs} | {p.value.name for p in params.values()}
-    nodes, outputs = _Joiner(taken).part(tracks)
+    nodes, outputs = joiner.part(tracks)
     graph = replace(tracks[0].graph, params=tuple(params.values()), nodes=tuple(nodes), outputs=tuple(outputs),
                     guards=tuple(dict.fromkeys(g for t in tracks for g in t.graph.guards)))  # fmt: skip
     asked = tuple(dict.fromkeys(a for p, _ in paths for a in p.asked))
@@ -102,7 +103,7 @@ class _Joiner:
                 if (value := read_value(head)) is not None and all(_reads_the_same(n, head) for n in found):
                     return self._branch(nodes, tracks, head, [read_value(n) == value for n in found if n is not None])
                 raise _apart(f"they differ at {head.op} ({head.loc}) without a reason that is marked")
-            outs = tuple(self._fresh(v) for v in head.outs)
+            outs = tuple(self.fresh(v) for v in head.outs)
             for track, node in zip(tracks, found, strict=True):
                 assert node is not None
                 track.names.update({mine.name: v for mine, v in zip(node.outs, outs, strict=True)})
@@ -127,7 +128,7 @@ class _Joiner:
             a, b = outputs[0][i], outputs[1][i]
             if not (isinstance(a, Value) and isinstance(b, Value) and (common := self._common(a.type, b.type)) is not None):
                 raise _apart("their results have other types")
-            outs.append(self._fresh(Value(a.name, common)))
+            outs.append(self.fresh(Value(a.name, common)))
         used = [[*(v for n in body for v in n.ins), *(v for i in made for v in values_in(outputs[k][i]))]
                 for k, (body, _) in enumerate(sides)]  # fmt: skip
         inner = {v.name for body, _ in sides for n in body for v in n.outs}
@@ -152,7 +153,8 @@ class _Joiner:
         shape = [x if x == y else Sym("sym", (unused_name("w", self.taken),)) for x, y in zip(a.shape, b.shape, strict=True)]
         return replace(a, shape=tuple(shape))
 
-    def _fresh(self, v: Value) -> Value:
+    def fresh(self, v: Value) -> Value:
+        """A value under its name, or a further one where another value has that."""
         name, number = v.name, 1
         while name in self.taken:
             name, number = f"{v.name}.{number}", number + 1

@@ -46,6 +46,8 @@ _SIZED: frozenset[Any] = frozenset({
     Tensor.unique, torch.unique, Tensor.unique_consecutive, torch.unique_consecutive, Tensor.bincount, torch.bincount,
     Tensor.repeat_interleave, torch.repeat_interleave, torch.nn.functional.one_hot,
 })  # fmt: skip
+_PADS: frozenset[Any] = frozenset({torch.nn.functional.pad})
+_WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _TRUTHS = (torch.bool, torch.uint8)
 
 
@@ -59,6 +61,23 @@ def is_sized(function: Any, args: Sequence[Any]) -> bool:
         return False
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     return any(isinstance(i, Tensor) and i.dtype in _TRUTHS for i in index)
+
+
+def with_padding_read(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: Callable[[Tensor], int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with tensors that say how much to pad by as numbers (`F.pad(x, (self.left, extra))`): torch reads
+    them without a call that is seen. Codecs keep such numbers in buffers, and nothing behind a pad has a size that is known unless
+    these are: they are read as `int(...)` does, not as sizes that are left open."""
+    if function not in _PADS:
+        return args, kwargs
+
+    def read(pad: Any) -> Any:
+        return type(pad)(number(n) if isinstance(n, Tensor) else n for n in pad) if type(pad) in (tuple, list) else pad
+
+    if "pad" in kwargs:
+        return args, {**kwargs, "pad": read(kwargs["pad"])}
+    return (args[0], read(args[1]), *args[2:]), kwargs
 
 
 def reading_place() -> str:
@@ -86,7 +105,8 @@ class RecordedReads(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        args, kwargs = with_padding_read(func, args, kwargs or {}, self._padding)
+        result = func(*args, **kwargs)
         if len(self.reads) > MAX_READS:
             return result
         if (kind := NUMBERS.get(func)) is not None:
@@ -102,6 +122,11 @@ class RecordedReads(TorchFunctionMode):
         place = reading_place()
         self.reads += [(k, v, place) for k, v in found]
         return result
+
+    def _padding(self, t: Tensor) -> int:
+        number = int(t)
+        self.reads.append((WHOLE, number, reading_place()))
+        return number
 
     def taken(self) -> tuple[Read, ...]:
         """All of them; raises TooManyReads."""
