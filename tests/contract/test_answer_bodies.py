@@ -21,7 +21,7 @@ from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.compilation_graph import UnitState
 from hotfuse.compile.request_bodies import UnitRequest
 from hotfuse.compile.workers.checked_json import described, encoded
-from hotfuse.frontends.captured import Captured, DeadDraw, TensorInfo, Warned
+from hotfuse.frontends.captured import Asked, Captured, DeadDraw, TensorInfo, Warned
 from hotfuse.ir.text import parse, show
 from tests.runtime.test_units import Scripted, a_kernel, chain
 
@@ -32,7 +32,8 @@ KERNEL = bodies.MadeKernel("kernel k", "header k", ("add",), ({"is": "buffer"},)
 EXAMPLES: tuple[AnswerBody, ...] = (
     bodies.Refusal("what", "where", "because", "try", "TIMEOUT"), bodies.ReadyAnswer(),
     bodies.CaptureAnswer("graph g() {}", {"w": 0}, {"c": bodies.TensorHeader("float32", (2, 3), "cpu")}, True, ("note",), (1,),
-                         ((0, 1),), (("rand", (2,), "float32"),), (("text", "m:C", "a.py", 3, "m"),), 2, (("log", 30),)),
+                         ((0, 1),), (("rand", (2,), "float32"),), (("text", "m:C", "a.py", 3, "m"),), 2, (("log", 30),),
+                         (("class", 0),)),
     bodies.PlanAnswer((bodies.GroupedBody("graph g() {}", "id", (GROUP,), {"0": (1,)}, ("choice",), 3.5),), CorePeaks(),
                       {"strategies": {"compute": (1.0, 2.0, 3.0)}}),
     bodies.UnitMissing(("g",)), bodies.UnitKernel(KERNEL, "t", (KERNEL,), ("note",), ("k", "l")),
@@ -92,7 +93,7 @@ def test_a_refusal_is_raised_with_its_reason_and_is_no_wrong_answer() -> None:
         ("bodies", None, "bodies is not"),
         ("bodies.0.groups.0.nodes", "2", "nodes is not int"),
         ("bodies.0.groups.0.work.flops", "7", "flops is not int"),
-        ("bodies.0.groups.0.kindd", "rows", "nobody asked for"),
+        ("bodies.0.groups.0.kindd", "rows", "that its format lacks"),
         ("peaks.l1", 1.5, "l1 is not int"),
         ("history.strategies.compute", ["1"], "is not float"),
     ],
@@ -155,7 +156,7 @@ def test_a_captured_graph_comes_back_as_it_was() -> None:
     info = TensorInfo(torch.float32, (2,), (), "cpu", parameter=False, requires_grad=False, data=b"\0" * 8)
     graph = parse('graph g(%x: f32[2]) {\n  param %c: f32[2] = "c"\n  %y: f32[2] = aten.add.Tensor(%x, %c)\n  return %y\n}\n')
     done = Captured(graph, {"w": 1}, {"c": info}, True, ("n",), (0,), ((0, 0),), (DeadDraw("rand", (2, 3), torch.float32),),
-                    (Warned("t", "m:C", "f.py", 3, "m"),), 2, (("log", 20),))  # fmt: skip
+                    (Warned("t", "m:C", "f.py", 3, "m"),), 2, (("log", 20),), (Asked("class", 0),))  # fmt: skip
     header, blobs = message(*captured_answers.answer_of(done))
     found = captured_answers.captured_from((json.loads(json.dumps(header)), blobs))
     assert show(found.graph) == show(graph) and dataclasses.replace(found, graph=graph) == done

@@ -75,7 +75,7 @@ def test_no_field_hides_a_setting() -> None:
         ({"dims": {"s0": "3"}}, "is not int"),
         ({"dims": {"s0": True}}, "is not int"),
         ({"graph": 5}, "is not str"),
-        ({"objektive": "memory"}, "nobody asked for"),
+        ({"objektive": "memory"}, "that its format lacks"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], says: str) -> None:

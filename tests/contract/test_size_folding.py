@@ -342,7 +342,7 @@ def test_what_a_call_settled_on_is_called_by_itself() -> None:
             self.asked += 1
             return x + 1
 
-        def settled(self) -> Any:
+        def choice(self) -> Any:
             return self.best
 
     open_still, chosen = Choosing(), Choosing()

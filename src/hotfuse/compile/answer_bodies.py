@@ -21,7 +21,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.compile.workers.wire import Message
 
-VERSION = 1
+VERSION = 2
 """Of what answers say: who reads another one refuses it."""
 Json = Mapping[str, Any]
 """Something that has a text form of its own."""
