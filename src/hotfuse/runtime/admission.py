@@ -56,6 +56,8 @@ PASSING = (Why.WORKER_DIED, Why.MODEL_CHANGED, Why.TOO_MUCH_MEMORY)
 """Reasons that say nothing of the graph that was asked for."""
 MAX_PATHS, MAX_FOLLOWED = 6, 12
 """Paths through code that reads its data which one graph has at most, and captures of one kind of call for further ones."""
+MAX_IDLE_GRAPHS = 3
+"""Graphs in a row that answer hardly any call, behind which no further path is followed."""
 
 
 @dataclass(slots=True)

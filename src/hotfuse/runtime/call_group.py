@@ -42,6 +42,8 @@ class CallGroup:
     """Paths that a graph has which calls stray from: the next one that is captured is to have them, too."""
     followed: int = 0
     """Captures for further ones."""
+    idle_graphs: int = 0
+    """Graphs in a row that answered hardly any of their first calls: each of those took another path."""
     across: tuple[frozenset[int], ...] = ()
     """Dims in which calls of earlier processes had other sizes."""
     not_open: int = 0

@@ -24,7 +24,7 @@ from hotfuse.base.structure import Spec
 from hotfuse.frontends.paths.reads import RecordedReads, TooManyReads
 from hotfuse.machine import team_size
 from hotfuse.machine.device_stream import in_own_stream
-from hotfuse.runtime.admission import MAX_FOLLOWED, CallSample, GraphAdmission
+from hotfuse.runtime.admission import MAX_FOLLOWED, MAX_IDLE_GRAPHS, CallSample, GraphAdmission
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.call_group import CallGroup
 from hotfuse.runtime.capture_turn import CaptureTurn
@@ -226,8 +226,10 @@ class Capturer:
         checked = isinstance(error, CallFault)
         if not checked and plan is not entry.baseline and fits(entry.baseline.run, leaves):
             return self.own_code(site.spec, leaves, args, kwargs, counts), False
-        if balance.wants_another(entry.calls) and self._follow_further(site, balance, leaves):
-            balance.asked()
+        if balance.wants_another(entry.calls):
+            self._weigh_graph(site, balance, entry.calls - 1, leaves)  # this one is not counted as missed so far
+            if self._follow_further(site, balance, leaves):
+                balance.asked()
         begin = time.perf_counter()
         with nullcontext() if checked else RecordedReads() as reads:
             result = self.own_code(site.spec, leaves, args, kwargs, counts)
@@ -254,13 +256,25 @@ class Capturer:
     def _follow_further(self, site: Site, balance: PathBalance, leaves: Sequence[Any]) -> bool:
         """Have the next call of these sizes captured with the paths that its graph has; whether there may be more of them."""
         group = site.group(leaves, self._settings.max_entries)
-        if group is None or group.pending or group.followed >= MAX_FOLLOWED:
+        if group is None or group.pending or group.followed >= MAX_FOLLOWED or group.idle_graphs >= MAX_IDLE_GRAPHS:
             return False
         with self._plans.lock:
             group.followed += 1
             group.follows, group.paths = True, balance.paths
             group.tried.discard(tuple(tuple(t.shape) for t in leaves))
         return True
+
+    def _weigh_graph(self, site: Site, balance: PathBalance, calls: int, leaves: Sequence[Any]) -> None:
+        """A graph has missed its first calls. Where several in a row answered hardly any, there are too many paths to follow: each
+        further capture takes processor time from the calls for nothing."""
+        group = site.group(leaves, self._settings.max_entries)
+        if group is None or balance.weighed:
+            return
+        balance.weighed = True
+        group.idle_graphs = group.idle_graphs + 1 if balance.answered_hardly_any(calls) else 0
+        if group.idle_graphs == MAX_IDLE_GRAPHS:
+            self._log.decide(Action.REFUSE, Why.OTHER_PATH, self._model.name, graphs=group.idle_graphs,
+                             because="nearly every call takes a path of its own")  # fmt: skip
 
     def _nothing_new(self, group: CallGroup) -> None:
         """A call that was recorded takes a path that its graph has: nothing is captured."""

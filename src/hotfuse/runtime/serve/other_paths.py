@@ -23,6 +23,8 @@ from hotfuse.machine.device_stream import in_own_stream
 WINDOW = 32
 """Calls that are weighed together."""
 MAX_DOUBLED = 6
+MIN_ANSWERED = 1 / 8
+"""Part of its first calls that a graph answers at least, if its paths are some of few."""
 FIRST_MISSES, MIN_PART = 3, 1 / 16
 """Misses, and which part of the calls of late, from which on a further path is worth a capture."""
 NOTHING = nullcontext()
@@ -52,6 +54,8 @@ class PathBalance:
     """Misses from which on the next further path is asked for."""
     latest: tuple[int, ...] = ()
     """The calls that missed last."""
+    weighed: bool = False
+    """Whether it was asked how many of its first calls the graph answered."""
     unmet: int = 0
     """Calls that are still to be recorded because kept ones took another path."""
 
@@ -80,6 +84,10 @@ class PathBalance:
         """Whether another path should be captured: at the third miss, the sixth, ... where they are not rare. Asked of calls that
         no plan was tried for, they would always seem rare: how close the latest ones are is what counts."""
         return self.missed >= self.want_at and MIN_PART * (calls - self.latest[0]) <= FIRST_MISSES
+
+    def answered_hardly_any(self, calls: int) -> bool:
+        """Whether nearly all of so many calls took another path."""
+        return calls - self.missed < MIN_ANSWERED * calls
 
     def asked(self) -> None:
         """Another path is being captured: the next one after twice as many misses."""
