@@ -194,6 +194,32 @@ def test_keywords_sizes_strides_types_and_allowed_kernels_are_kinds_of_their_own
     assert run.counts["replays"] == before
 
 
+class Asks(Slow):
+    """Code that asks its arguments for what their memory does not hold."""
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        more = getattr(x, "more", 0.0) + 1.0 * (bias is x) + 2.0 * isinstance(x, nn.Parameter) + 4.0 * x.requires_grad
+        found = super().forward(x)["y"]
+        return {"y": found + more}
+
+
+def test_what_code_may_ask_of_arguments_is_a_kind_of_its_own() -> None:
+    device = OnCpu()
+    model = Asks(device).eval()
+    run, _ = made(model, device)
+    for _ in range(RACED):
+        run(torch.randn(3, 4), torch.randn(3, 4))
+    assert run.counts["replays"] > 0
+    told, x = torch.randn(3, 4), torch.randn(3, 4)
+    told.more = 8.0  # type: ignore[attr-defined]
+    asked = (told, told.clone()), (x, x), (nn.Parameter(x), x), (x.clone().requires_grad_(), x), (x, told)
+    for args in asked:
+        before = run.counts["replays"]
+        assert torch.equal(run(*args)["y"], model(*args)["y"]) and run.counts["replays"] == before
+    before = run.counts["replays"]
+    assert torch.equal(run(x, x.clone())["y"], model(x, x.clone())["y"]) and run.counts["replays"] == before + 1
+
+
 def test_gradients_autocast_and_transforms_run_the_models_own_code() -> None:
     device = OnCpu()
     run, _ = serving(Slow(device), device)

@@ -1,7 +1,8 @@
 """Which calls of the model's own code one recording is for.
 
 A recording repeats kernels with the sizes they were launched with. So calls are told apart by all that decides on kernels:
-structure, sizes, strides and types, what is around the call, and which kernels are allowed. Counts that objects hold
+structure, sizes, strides and types, what a model's code may ask of its arguments besides (class, gradients, which of them are one
+object), what is around the call, and which kernels are allowed. Counts that objects hold
 (`base.structure`) are numbers that kernels were launched with; they are part of the sizes.
 
 A call that writes its own arguments (a key/value cache) is recorded where those lie: its kind has their addresses. Nothing of
@@ -170,11 +171,12 @@ class OwnKinds:
             or not all(type(t) in _TENSORS and t.device == first for t in tensors)
         ):
             return None
-        if any(t.layout is not torch.strided or t.is_neg() or t.is_conj() for t in tensors):
-            return None
+        if any(t.layout is not torch.strided or t.is_neg() or t.is_conj() or t.__dict__ for t in tensors):
+            return None  # the model's code may ask a tensor for attributes of its own
         if (around := around_call()) is None or transformed():
             return None
-        key = (structure, tuple(counts), around, first, allowed_kernels(), *[(t.shape, t.stride(), t.dtype) for t in tensors])
+        asked = [(t.shape, t.stride(), t.dtype, type(t), t.requires_grad) for t in tensors]
+        key = (structure, tuple(counts), around, first, allowed_kernels(), _same_objects(tensors), *asked)
         kind = self._kinds.get(key) or self._new(key, structure, tensors)
         if kind.written and not kind.refused:
             where = tuple([tensors[i].data_ptr() for i in kind.written])
@@ -201,6 +203,13 @@ class OwnKinds:
                 if other.recording is None:
                     del self._kinds[old]
         return kind
+
+
+def _same_objects(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """By argument the first one that is the same object, where any two are: the model's code may compare them."""
+    places: dict[int, int] = {}
+    first = tuple([places.setdefault(id(t), i) for i, t in enumerate(tensors)])
+    return first if len(places) < len(tensors) else ()
 
 
 def _overlap(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> bool:
