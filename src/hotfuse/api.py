@@ -327,6 +327,8 @@ class Jit:
         self._serving = serving = StateServing(target, plain, lift)
         model.changes_itself, model.remembers_state = serving.plain_changes_itself, serving.remembers
         if isinstance(target, nn.Module):
+            if plain.own_recordings is not None:
+                plain.own_recordings.prepare(target.parameters())
             view = view_of(target, lambda args, kwargs: serving.serve(args, kwargs))
             if isinstance(view, str):
                 log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self._engine.model.name,

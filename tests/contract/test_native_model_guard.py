@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from hotfuse.native import model_guard, requires, versions
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 SCALE = 2.0
+ROOT = Path(__file__).parents[2]
 
 
 class Net(nn.Module):
@@ -136,6 +140,50 @@ def test_every_change_is_judged_as_python_judges_it(way: str, number: int) -> No
         assert native.check() is WeightChange.NONE and native.swept <= swept + 1
         net.flag = False
         assert plain.check() is native.check() is WeightChange.MODEL
+
+
+def test_what_is_noted_anew_is_noted_beside_calls(way: str) -> None:
+    net, jobs = Net().eval(), list[Callable[[], None]]()
+    watch = watched(net)
+    for job in watch.hardening_jobs(jobs.append):
+        job()
+    net.flag = "other"[:5]
+    assert watch.check() is WeightChange.MODEL and not jobs
+    net.flag = True
+    for _ in range(3):
+        net.__dict__["flag"] = bool(1)
+        assert watch.check() is WeightChange.NONE
+    if way == "tags":
+        assert watch.swept == 4 and len(jobs) == 1, "one job at a time, however many calls look"
+        jobs.pop()()
+        assert watch.check() is WeightChange.NONE and watch.swept == 4
+        net.__dict__["flag"] = True
+        assert watch.check() is WeightChange.NONE and not jobs, "noting has a share of the time"
+    net.flag = False
+    assert watch.check() is WeightChange.MODEL
+
+
+def test_programs_that_hear_what_is_done_do_not_slow_calls() -> None:
+    """Hooks of a program (`sys.addaudithook`; packages install some) hear of every `id`: thousands in a look would take long."""
+    code = (
+        "import sys, torch\n"
+        "from tests.contract.test_native_model_guard import Net, watched\n"
+        "from hotfuse.runtime.serve.own_effects import contents_of, same_contents\n"
+        "net = Net().eval()\n"
+        "watch, held = watched(net), contents_of(net.modules())\n"
+        "heard = []\n"
+        "sys.addaudithook(lambda event, _: heard.append(event))\n"
+        "watch.check(), same_contents(contents_of(net.modules()), held)\n"
+        "said = list(heard)\n"
+        "watch.hardening_jobs(lambda _job: None)[0]()\n"
+        "net.flag = False\n"
+        "net.flag = True\n"
+        "heard.clear()\n"
+        "watch.check()\n"
+        "print('builtins.id' in {*said, *heard}, watch.swept)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False 1", done.stdout
 
 
 def test_closures_and_their_variables_that_are_not_set_yet(way: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import hotfuse
+from hotfuse.backends.cuda import first_use
 from hotfuse.base.settings import Settings
 
 pytestmark = pytest.mark.gpu
@@ -179,3 +181,14 @@ def test_a_way_through_code_that_reads_its_data_is_replayed() -> None:
         for _ in range(20):
             x = torch.randn_like(usual)
             assert torch.allclose(fast(x), model(x), atol=1e-4)
+
+
+def test_what_recordings_load_first_is_loaded_when_a_model_is_taken() -> None:
+    held = torch.cuda.memory_allocated()
+    with hotfuse.jit(block().cuda().eval(), settings=SETTINGS):
+        prepared = first_use._prepare.cache_info()  # pyright: ignore[reportPrivateUsage]
+        assert prepared.currsize == 1
+    with hotfuse.jit(block().cuda().eval(), settings=SETTINGS):
+        assert first_use._prepare.cache_info().misses == prepared.misses, "once in a process"  # pyright: ignore[reportPrivateUsage]
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= held + (1 << 20)

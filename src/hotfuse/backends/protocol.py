@@ -217,6 +217,11 @@ class DeviceBackend(Protocol):
         """A device with a memory pool of its own, for those who decide themselves what is recorded."""
         ...
 
+    def prepare(self, device: torch.device, copied_bytes: int) -> None:
+        """Load what recordings and their comparisons need for the first time in a process, where no call waits for it. Tensors of
+        more than `copied_bytes` will be compared on the device, others on the host."""
+        ...
+
     def short_of_memory(self, device: torch.device) -> str:
         """Why nothing should be computed beside calls; empty where there is memory enough."""
         ...

@@ -146,7 +146,7 @@ class CallLearner:
         compare(site, entry, self._settings)
         if entry.heat >= self._settings.hot_calls:
             watch = self._plans.watch
-            watching = watch.hardening_jobs() if watch is not None else ()
+            watching = watch.hardening_jobs(lambda job: self._harden((job,))) if watch is not None else ()
             self._harden((*site.hardening_jobs(), *watching, *self._gradients.hardening_jobs()))
         if self._plans.examiner.due(entry):
             entry.examining = True

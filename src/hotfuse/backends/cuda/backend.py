@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hotfuse.backends.cuda.device import CudaDevice
+from hotfuse.backends.cuda.first_use import prepare
 from hotfuse.backends.cuda.free_memory import short_of_memory
 from hotfuse.backends.cuda.graphs import GraphRun, Run, let_go_of_recordings
 
@@ -28,6 +29,10 @@ class CudaBackend:
     def recorder(self, device: torch.device, in_background: Callable[[], bool]) -> CudaDevice:
         """A device with a memory pool of its own."""
         return CudaDevice(device, in_background)
+
+    def prepare(self, device: torch.device, copied_bytes: int) -> None:
+        """Load what recordings and comparisons need for the first time in a process."""
+        prepare(device, copied_bytes)
 
     def short_of_memory(self, device: torch.device) -> str:
         """Why nothing should be computed beside calls; empty where there is memory enough."""

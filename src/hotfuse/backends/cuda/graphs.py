@@ -1,8 +1,8 @@
 """CUDA graphs by kinds of calls: shapes and strides that recur are recorded, others run kernel by kernel.
 
-The second call of a kind records, on its own thread (`backends.cuda.graph_recording` says why), compares the first replay with the
-kernels one by one, and answers with the latter. That takes such a call some milliseconds; all recordings together take at most a
-small part of the time. Recordings of one plan share a memory pool, and so they are replayed one at a time: a lock orders the
+The second call of a kind records, on its own thread (`backends.cuda.graph_recording` says why). The third one compares a replay
+with the kernels one by one. Both answer with the latter. That takes such calls some milliseconds; all recordings together take at
+most a small part of the time. Recordings of one plan share a memory pool, and so they are replayed one at a time: a lock orders the
 threads, and an event the streams that they use. Of many the one that was not replayed for the longest goes first.
 """
 
@@ -59,6 +59,8 @@ class GraphRun:
         self._spent = 0.0
         self._lock = threading.Lock()
         self._recordings: OrderedDict[Kind, Replay] = OrderedDict()
+        self._unproven: set[Kind] = set()
+        """Kinds whose recordings were not compared yet, and answer nothing before that."""
         self._met: OrderedDict[Kind, bool] = OrderedDict()
         """Kinds that came once; whether they may be recorded."""
         self.refused = ""
@@ -101,17 +103,18 @@ class GraphRun:
             self._device.drain()
             self.counts["dropped"] += len(self._recordings)
             self._recordings.clear()
+            self._unproven.clear()
             self._spent += SHARE * SHORT_S
             return True
         finally:
             self._lock.release()
 
     def _found(self, kind: Kind, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
-        if kind not in self._recordings:
+        if kind not in self._recordings or kind in self._unproven:
             return None
         with self._lock:
             found = self._recordings.get(kind)
-            if found is None:
+            if found is None or kind in self._unproven:
                 return None
             self._recordings.move_to_end(kind)
             self.counts["replays"] += 1
@@ -130,38 +133,55 @@ class GraphRun:
             self._device.leave()
 
     def _notice(self, kind: Kind, inputs: Sequence[torch.Tensor], outs: tuple[Any, ...]) -> None:
-        """A call ran kernel by kernel: the second one of its kind is recorded, if there is time for it."""
+        """A call ran kernel by kernel: the second one of its kind is recorded, if there is time for it; the third one proves it."""
         met = self._met.pop(kind, None)
         self._met[kind] = met is not False
         if len(self._met) > MAX_KINDS:
             self._met.popitem(last=False)
         begin = self._clock()
-        if not met or self._spent > AT_ONCE_S + SHARE * (begin - self._begin):
+        recorded = kind in self._unproven
+        if not recorded and (not met or self._spent > AT_ONCE_S + SHARE * (begin - self._begin)):
             return
         try:
-            self._record(kind, inputs, outs)
+            if recorded:
+                self._prove(kind, inputs, outs)
+            else:
+                self._record(kind, inputs)
         except Exception as e:  # the call has its answer
             self.refused = (e.because or e.what) if isinstance(e, CaptureError) else error_text(e)
             self.counts["not_recordable"] += 1
             self._met[kind] = False
         self._spent += self._clock() - begin
 
-    def _record(self, kind: Kind, inputs: Sequence[torch.Tensor], outs: tuple[Any, ...]) -> None:
+    def _record(self, kind: Kind, inputs: Sequence[torch.Tensor]) -> None:
         if because := self._device.short_of_memory():
             raise CaptureError("a call cannot be recorded", because=because, why=Why.TOO_MUCH_MEMORY)
         made = self._device.record(self._run, inputs)
-        difference = self._differ(self._replayed(made, inputs), outs)
-        if difference:
-            raise CaptureError("a replay disagrees with the kernels it was recorded from", because=difference)
         if because := too_large(self._device):
             raise CaptureError("a call cannot be recorded", because=because, why=Why.TOO_MUCH_MEMORY)
-        del self._met[kind]
         self._recordings[kind] = made
+        self._unproven.add(kind)
         self.counts["recorded"] += 1
         if len(self._recordings) > self._most:
             self._device.drain()  # which may be in the oldest
-            self._recordings.popitem(last=False)
+            oldest, _ = self._recordings.popitem(last=False)
+            self._unproven.discard(oldest)
             self.counts["dropped"] += 1
+
+    def _prove(self, kind: Kind, inputs: Sequence[torch.Tensor], outs: tuple[Any, ...]) -> None:
+        """Compare a replay with the kernels of this call; what disagrees is dropped."""
+        self._unproven.discard(kind)
+        made = self._recordings.pop(kind)
+        try:
+            difference = self._differ(self._replayed(made, inputs), outs)
+            if difference:
+                raise CaptureError("a replay disagrees with the kernels it was recorded from", because=difference)
+        except Exception:
+            self._device.drain()  # which may be in it
+            self.counts["dropped"] += 1
+            raise
+        del self._met[kind]
+        self._recordings[kind] = made
 
     def counters(self) -> dict[str, int]:
         """What it did so far."""

@@ -10,6 +10,7 @@ kernels run is part of what tells kinds of calls apart.
 from __future__ import annotations
 
 import functools
+import operator
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -86,14 +87,21 @@ def random_states() -> tuple[Any, ...]:
     return torch.default_generator.get_state().numpy().tobytes(), *python_generators()
 
 
-def contents_of(modules: Iterable[nn.Module]) -> list[tuple[int, ...]]:
-    """Which objects the lists, dicts and sets hold that are attributes of modules."""
+def contents_of(modules: Iterable[nn.Module]) -> list[tuple[Any, ...]]:
+    """The objects that the lists, dicts and sets hold that are attributes of modules."""
     held = [v for m in modules for v in list(m.__dict__.values()) if isinstance(v, (list, dict, set, deque))]
     return [_inside(v) for v in held]
 
 
-def _inside(held: Any) -> tuple[int, ...]:
-    return (*map(id, held), *map(id, held.values())) if isinstance(held, dict) else tuple(map(id, held))
+def same_contents(now: list[tuple[Any, ...]], before: list[tuple[Any, ...]]) -> bool:
+    """Whether they are the same objects. Nothing is asked for its `id`: hooks of programs hear of each (`sys.addaudithook`)."""
+    return len(now) == len(before) and all(
+        len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(now, before, strict=True)
+    )
+
+
+def _inside(held: Any) -> tuple[Any, ...]:
+    return (*held, *held.values()) if isinstance(held, dict) else tuple(held)
 
 
 def refuse_effects(seen: Observed) -> None:

@@ -5,9 +5,10 @@ compile or a worker. So calls that the model's own code would answer are recorde
 everything is as it was: the kind of call (`runtime.serve.own_kinds`) and the model (`runtime.weights.model_guard`). Weights are
 read where they lie, so writing to them changes replays as it changes the model.
 
-    met twice -> recorded in the third call, and compared with it -> compared with one more -> raced on live calls -> replayed
+    met twice -> recorded in the third call -> compared with the next two -> raced on live calls -> replayed
 
-Recording happens in a call (decision 34) and takes about as long as the call; `runtime.serve.own_run` says what of it is compared.
+Recording happens in a call (decision 34) and takes about as long as the call; comparing takes a replay more, so it is left to
+other calls. `runtime.serve.own_run` says what is compared.
 What wins stays on trial like any plan (`audit`).
 What cannot be recorded, or does not win, is a decision with its reason, and is not tried again while the model is the same.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,7 @@ from hotfuse.runtime.serve.device_caches import let_go_of_static_caches
 from hotfuse.runtime.serve.own_effects import contents_of, global_hooks, single_numbers
 from hotfuse.runtime.serve.own_kinds import MAX_PLACES, OwnCall, OwnKind, OwnKinds
 from hotfuse.runtime.serve.own_run import ChangesArguments, NoticesRecording, OwnRun, answered_and_unchanged
+from hotfuse.runtime.tierup.agreement import COPIED_BYTES
 from hotfuse.runtime.tierup.audit import Audit, why_not
 from hotfuse.runtime.tierup.contest import LiveContest
 from hotfuse.runtime.tierup.race import Trial
@@ -50,7 +52,7 @@ from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 WARM_UPS = 2
 """Calls of a kind before the one that records: their kernels are loaded, and their sizes recur."""
 PROOFS = 2
-"""Calls that a recording is compared on: the one it was made of, and another one's data."""
+"""Calls that a recording is compared on, with their own data."""
 MAX_RECORDINGS = 8
 MAX_MEMORY = 0.125
 """Part of a device's memory that recordings of one model may hold."""
@@ -120,6 +122,16 @@ class OwnRecordings:
         self.why_off = ""
         self.counts = {"replays": 0, "recorded": 0, "dropped": 0, "not_recordable": 0, "put_off": 0, "in_vain": 0}
         _ALL.add(self)
+
+    def prepare(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Load what the first recording needs, where a model is taken that lies on a device: calls do not wait for that then."""
+        first = next((p for p in parameters if _is_on(self._device_kind, p)), None)
+        if self._off or first is None or (backend := registry.device(self._device_kind)) is None:
+            return
+        try:
+            backend.prepare(first.device, COPIED_BYTES)
+        except Exception as e:  # the first recording will meet it again, and be refused for it
+            self._log.decide(Action.NOTICE, Why.RUN_FAILED, self._model.name, what=_WHAT, because=error_text(e))
 
     # --- the call path ---------------------------------------------------------------------------
 
@@ -309,7 +321,6 @@ class OwnRecordings:
         begin = self._clock()
         try:
             made, kind.rebuild = run.recorded(self._call, guard, held)
-            run.prove(made, self._settings.rtol)
             because = too_large(device)
             if (held_bytes := device.held()) > MAX_MEMORY * device.total():
                 because = f"its recordings would hold {held_bytes >> 20} MiB of the device"
@@ -327,7 +338,7 @@ class OwnRecordings:
                 self._kinds.never(kind)
             self._refuse(kind, why, (e.because or e.what) if isinstance(e, HotfuseError) else error_text(e))
         else:
-            kind.recording, kind.proofs, kind.used = made, 1, time.perf_counter()
+            kind.recording, kind.proofs, kind.used = made, 0, time.perf_counter()
             self.counts["recorded"] += 1
             self._log.decide(Action.CAPTURE, Why.RECURS, self._model.name, what=_WHAT, call=kind.text,
                              ms=round((self._clock() - begin) * 1e3, 1), device_bytes=held_bytes)  # fmt: skip
@@ -394,7 +405,7 @@ class OwnRecordings:
             guard = self._guard
             self._log.decide(Action.DEPLOY, Why.FASTER, self._model.name, what=_WHAT, call=kind.text, **took,
                              against="the model's own code")  # fmt: skip
-        for job in guard.hardening_jobs() if guard is not None else ():
+        for job in guard.hardening_jobs(self._in_background) if guard is not None else ():
             self._in_background(job)
 
     def _on_trial(self, kind: OwnKind) -> None:

@@ -21,7 +21,7 @@ from hotfuse.base.structure import Spec, StructureBuilder, Taken, builder
 from hotfuse.frontends.side_effects import observed
 from hotfuse.machine.device_stream import unnoticed
 from hotfuse.runtime.serve.effects import Before, same_bits
-from hotfuse.runtime.serve.own_effects import casting_again, contents_of, random_states, refuse_effects
+from hotfuse.runtime.serve.own_effects import casting_again, contents_of, random_states, refuse_effects, same_contents
 from hotfuse.runtime.serve.own_kinds import OwnCall, Rebuild, is_count
 from hotfuse.runtime.tierup.agreement import disagreement
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
@@ -58,7 +58,7 @@ class OwnRun:
         after = self._taken()
         if self._random() != self._drawn:
             raise CaptureError("a call cannot be recorded", because="it draws random numbers", why=Why.RANDOM)
-        if guard.check() is not WeightChange.NONE or contents_of(guard.modules) != held:
+        if guard.check() is not WeightChange.NONE or not same_contents(contents_of(guard.modules), held):
             raise CaptureError("a call cannot be recorded", because="it changes the model", why=Why.STATEFUL)
         _refuse_changes(after.spec)
         run = self._flat(model, {t.untyped_storage().data_ptr() for t in guard.tensors} - {0})
@@ -68,6 +68,8 @@ class OwnRun:
             if self._call.kind.notices:
                 raise
             raise NoticesRecording(e.what, because=e.because) from e
+        finally:
+            self._put_back(self._wrote)  # a device may compute while it records
         return made, _rebuilding(after.spec)
 
     def prove(self, made: Replay, rtol: float) -> None:

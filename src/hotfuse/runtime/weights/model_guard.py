@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import operator
 import sysconfig
+import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from torch import nn
 
 from hotfuse.base.faults import error_text
 from hotfuse.frontends.derived_weights import derived_names
+from hotfuse.runtime.background import Job
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.weights.class_code import dicts_of, same_entry, unwrapped
 from hotfuse.runtime.weights.containers import ClosureCell, reads
@@ -47,6 +49,8 @@ _DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "
 _NOTHING = object()
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _version = operator.attrgetter("_version")
+NOTING_SHARE = 0.02
+"""Part of the time that may go into noting anew what the native sweep compares with: some models set values in every call."""
 
 
 class WeightChange(StrEnum):
@@ -114,14 +118,13 @@ class ModelGuard:
         self.beyond = "; its code reads more than is followed: changes of what lies beyond are not noticed" if found.cut else ""
         """Where code or data are too many to be watched: that, in words for `explain()`."""
         self._items: list[Any] = list(itertools.chain.from_iterable(self._lists))
-        self._item_ids, self._lengths = list(map(id, self._items)), list(map(len, self._lists))
+        self._lengths = list(map(len, self._lists))
         self._inside = len(places)
         """How many of them are in the model; the others are variables that it names."""
         places += names
         self._owners = [d for d, _ in places]
         self._keys = [k for _, k in places]
         self._held: list[Any] = list(map(operator.getitem, self._owners, self._keys))
-        self._ids = list(map(id, self._held))
         self._sizes = list(map(len, self._dicts))
         self._classes = [type(m) for m in modules]
         self._tensors = tuple(t for t in tensors if t.layout is torch.strided)
@@ -133,6 +136,10 @@ class ModelGuard:
         self.unchanged: Callable[[], bool] = _always
         """True where nothing changed; False where `check` must tell."""
         self._given = False
+        self._beside: Callable[[Job], None] | None = None
+        """What runs jobs beside calls, once the model is hot."""
+        self._noting, self._note_at = False, 0.0
+        """Whether a job notes anew, and when the next one may."""
         self._tagged: Sequence[tuple[dict[Any, Any], int]] = ()
         """Dicts and their tags when all that is in them was as in the snapshot."""
         self._installed_dicts = {id(d): d for d, _ in names if isinstance(d, dict) and _installed(d)}
@@ -182,9 +189,11 @@ class ModelGuard:
         if self.native is True:
             self._note()
 
-    def hardening_jobs(self) -> list[Callable[[], None]]:
-        """A job that makes the check native, for a model that turned out to be hot; given out once."""
+    def hardening_jobs(self, beside: Callable[[Job], None] | None = None) -> list[Job]:
+        """A job that makes the check native, for a model that turned out to be hot; given out once. `beside` runs later ones."""
         given, self._given = self._given, True
+        if not given:
+            self._beside = beside
         return [] if given else [self.harden]
 
     def harden(self) -> None:
@@ -261,6 +270,25 @@ class ModelGuard:
         if self.native is not True:
             return self._with_memory(self._look())
         self.swept += 1
+        if self._beside is None:
+            return self._with_memory(self._noted_anew())
+        change = self._look()
+        if change is WeightChange.NONE and not self._noting and time.perf_counter() >= self._note_at:
+            self._noting = True
+            self._beside(self._note_later)
+        return self._with_memory(change)
+
+    def _note_later(self) -> None:
+        """For the background: noting takes ten times as long as looking, and programs set values in several calls in a row."""
+        begin = time.perf_counter()
+        try:
+            self._noted_anew()
+        finally:
+            self._note_at = time.perf_counter() + (time.perf_counter() - begin) / NOTING_SHARE
+            self._noting = False
+
+    def _noted_anew(self) -> WeightChange:
+        """Look, and have the native sweep start from here where nothing changed."""
         tagged = self._tags()  # before the look: what changes meanwhile is heard of
         change = self._look()
         if change is WeightChange.NONE:
@@ -270,7 +298,7 @@ class ModelGuard:
             kept = {id(d) for d in (*self._dicts, *self._values.environment)} | self._installed_dicts.keys()
             self._tagged = [(d, tag) for d, tag in tagged if id(d) in kept]
             self._note()
-        return self._with_memory(change)
+        return change
 
     def _with_memory(self, change: WeightChange) -> WeightChange:
         """The same, or what memory shows where nothing else changed."""
@@ -288,7 +316,7 @@ class ModelGuard:
         if list(map(len, self._dicts)) != self._sizes or list(map(type, self._modules)) != self._classes:
             return WeightChange.MODEL
         try:
-            if list(map(id, map(operator.getitem, self._owners, self._keys))) != self._ids and not self._same_values():
+            if not all(map(operator.is_, map(operator.getitem, self._owners, self._keys), self._held)) and not self._same_values():
                 return WeightChange.MODEL
         except KeyError:  # one attribute deleted and another set
             return WeightChange.MODEL
@@ -301,7 +329,7 @@ class ModelGuard:
             self._take_functions()
         if (
             list(map(len, self._lists)) != self._lengths
-            or list(map(id, itertools.chain.from_iterable(self._lists))) != self._item_ids
+            or not all(map(operator.is_, itertools.chain.from_iterable(self._lists), self._items))
         ):
             return WeightChange.MODEL
         if (
@@ -321,7 +349,6 @@ class ModelGuard:
         if not all(new is old or _equal(new, old) for new, old in zip(held, self._held, strict=True)):
             return False
         self._held = held
-        self._ids = list(map(id, held))
         return True
 
     def difference(self) -> str:
