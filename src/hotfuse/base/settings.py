@@ -246,7 +246,7 @@ _FIELD_OF = {f.metadata["variable"]: f.name for f in fields(Settings) if "variab
 
 def _check(name: str, given: object, default: object) -> None:
     """Refuse what cannot be meant where it is said: a word that nobody compares with would choose the last alternative silently."""
-    because = f"it is a {type(given).__name__}"
+    because = f"its type is {type(given).__name__}"
     if (choices := _CHOICES.get(name)) is not None:
         if given not in choices:
             raise InputError(f"{name}={given!r} is not among the choices", hint="one of " + ", ".join(choices))
