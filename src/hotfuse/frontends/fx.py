@@ -183,7 +183,7 @@ class _Converter:
                         outs = list(outs) if isinstance(outs, tuple | list) else [outs]
                         return [self._read(o) for o in outs]
                     case "call_function":
-                        self.env[node] = self._call(gm, node)
+                        self.env[node] = self._call(node)
                     case _:
                         raise CaptureError(f"{node.op} {node.target} in a captured graph")
             except CaptureError as e:
@@ -206,7 +206,7 @@ class _Converter:
 
     # --- one call --------------------------------------------------------------------------------
 
-    def _call(self, gm: fx.GraphModule, node: fx.Node) -> Any:
+    def _call(self, node: fx.Node) -> Any:
         target: Any = node.target
         if target is operator.getitem:
             results = self.env[node.args[0]]  # type: ignore[index]
