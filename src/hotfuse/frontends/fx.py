@@ -3,10 +3,10 @@
 """An fx graph of undecomposed ATen ops becomes the hypergraph.
 
 torch.export, Dynamo and the ONNX tracer all hand over the same thing, a `GraphModule` whose nodes carry fake tensors in
-`meta["val"]`; this is the only conversion from there to `ir.Graph`. In it tuple results become several outs, in-place ops become
-pure ones (`functional`), `no_grad` and disabled autocast regions are inlined, `torch.cond`, `while_loop` and our own
-control leaves become control nodes with nested graphs, and what cannot be said becomes a CaptureError that names
-the user's line.
+`meta["val"]`; this is the only conversion from there to `ir.Graph`. Tuple results become several outs. In-place ops become pure
+ones (`functional`). `no_grad` and disabled autocast regions are inlined. `torch.cond`, `while_loop` and our own control leaves
+become control nodes with nested graphs. For everything that the hypergraph cannot express there is a CaptureError that names the
+user's line.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The second call of a kind records, on its own thread (`backends.cuda.graph_recording` says why), compares the first replay with the
 kernels one by one, and answers with the latter. That takes such a call some milliseconds; all recordings together take at most a
 small part of the time. Recordings of one plan share a memory pool, and so they are replayed one at a time: a lock orders the
-threads, and an event the streams that they use. Of many the one that was not replayed for the longest goes first.
+threads, and an event the streams that they use. When there are too many recordings, the least recently replayed one is dropped
+first.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@
 A step of a generation has another length every time, so nothing of it would ever be recorded. In a buffer all steps are the same
 kernels on the same memory, and one recording is replayed for as long as the buffer lasts (decision 180).
 
-Rows of a buffer behind those that are filled are zeros, or whatever was computed of them: nothing that mixes rows may read them. So
-a value that is as long as the filled part may be viewed, computed element by element, and read by attention, whose mask hides the
-rest; sums from the first row on, rows by their numbers, and the last rows are right as well. Any other reader is a reason not to do
-this.
+Rows of a buffer behind the filled ones are zeros, or values computed from zeros, so no op that mixes rows may read them. A value
+as long as the filled part may therefore be viewed, computed element by element, and read by attention, whose mask hides the rest.
+Running sums from the first row on, rows picked by their numbers, and the last rows are right, too. If there is any other reader,
+the graph is not rewritten.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class InstrumentedPlan:
         self._inside.count_with(kernels)
 
     def needs_costs(self, signature: int) -> bool:
-        """Whether a signature's flops and bytes are to be worked out: who is told so does it."""
+        """Whether a signature's flops and bytes are to be worked out: the caller that is told so works them out."""
         if signature in self._costs or signature in self._working_out or len(self._working_out) >= MAX_COSTS:
             return False
         self._working_out.add(signature)  # once: the job may wait for long behind others
