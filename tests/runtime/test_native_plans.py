@@ -272,6 +272,7 @@ def test_a_worker_does_not_read_again_what_it_has_shown(monkeypatch: pytest.Monk
     header, _ = whole_graph.make(parse(LAYER), {"s0": 7})
     read: list[str] = []
     monkeypatch.setattr(kernel_text, "parse", lambda text: (read.append(text), tile_text.parse(text))[1])
+    assert header["kernels"]
     for k in header["kernels"]:
         kernel_text._shown.clear()
         fresh = kernel_text.from_json(k)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.protocol import RecordingDevice, Replay, too_large
+from hotfuse.backends.device_protocol import RecordingDevice, Replay, too_large
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import error_text

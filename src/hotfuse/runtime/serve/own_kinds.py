@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.protocol import Replay
+from hotfuse.backends.device_protocol import Replay
 from hotfuse.base.errors import InputError
 from hotfuse.base.known_structure import KnownStructures
 from hotfuse.base.lazy_dataclass import dataclass

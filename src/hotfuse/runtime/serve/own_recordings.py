@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import torch
 
 from hotfuse.backends import registry
-from hotfuse.backends.protocol import RecordingDevice, too_large
+from hotfuse.backends.device_protocol import RecordingDevice, too_large
 from hotfuse.base.errors import CaptureError, HotfuseError, WrittenInput
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.faults import error_text
