@@ -517,7 +517,9 @@ def jit(
     if export is not None and isinstance(model, export.ExportedProgram):
         model = cast("ExportedProgram", model).module()
     if not callable(model):
-        raise InputError(f"hotfuse.jit needs a module or function, not {type(model).__name__}")
+        onnx = type(model).__name__ == "ModelProto" or isinstance(model, str | bytes | os.PathLike)
+        raise InputError(f"hotfuse.jit needs a module or function, not {type(model).__name__}",
+                         hint="hotfuse.InferenceSession takes ONNX models" if onnx else "a torch.nn.Module")
     if isinstance(model, type):
         raise InputError(f"hotfuse.jit needs an instance, not the class {model.__name__}", hint=f"{model.__name__}(...)")
     base = Settings() if settings is None else settings

@@ -60,11 +60,11 @@ def _read(name: str, default: object) -> object:
         return default
     if isinstance(default, bool):
         if text not in ("0", "1"):
-            raise InputError(f"{name}={text!r} is neither 0 nor 1")
+            raise InputError(f"{name}={text!r} is neither 0 nor 1", hint=f"{name}=1 in the environment, or none")
         return text == "1"
     if isinstance(default, int):
         if not text.isdecimal():
-            raise InputError(f"{name}={text!r} is not a whole number")
+            raise InputError(f"{name}={text!r} is not a whole number", hint=f"{name}={default} in the environment is the default")
         return int(text)
     choices = _CHOICES.get(_FIELD_OF.get(name, ""), ())
     if choices and text not in choices:

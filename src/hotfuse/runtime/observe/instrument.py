@@ -23,7 +23,7 @@ from hotfuse.runtime.observe.call_notes import MAX_CONTROL, Noting, RecordValue,
 from hotfuse.runtime.observe.counted_values import RunProbes, stored
 from hotfuse.runtime.observe.instrumented_code import Wrapped
 from hotfuse.runtime.observe.meters import Meters, part_of
-from hotfuse.runtime.observe.partition_cost import UNKNOWN, known, partition_cost
+from hotfuse.runtime.observe.partition_cost import UNKNOWN, or_unknown, partition_cost
 from hotfuse.runtime.observe.watch_points import choose
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.compressed import StoredKernels
@@ -170,4 +170,4 @@ class InstrumentedPlan:
             return
         totals = [partition_cost(self.plan, p.index, env) for p in parts]
         self._inside.size(signature, env)
-        self._costs[signature] = tuple((known(t.bytes), known(t.flops)) for t in totals)
+        self._costs[signature] = tuple((or_unknown(t.bytes), or_unknown(t.flops)) for t in totals)

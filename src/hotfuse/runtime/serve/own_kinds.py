@@ -72,7 +72,7 @@ class OwnKind:
     """The call that was timed last."""
     used: float = 0.0
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For `explain()`."""
         state = "refused" if self.refused else "raced" if self.trial is None else "replayed"
         took = (

@@ -514,7 +514,7 @@ class OwnRecordings:
         if not list(self._kinds) and not self.why_off:
             return {}
         with self._lock:
-            kinds = [k.told() for k in self._kinds if k.recording is not None or k.refused]
+            kinds = [k.to_dict() for k in self._kinds if k.recording is not None or k.refused]
             return {**self.counts, "device_bytes": self._held(), "off": self.why_off, "kinds": kinds}
 
 

@@ -53,7 +53,7 @@ class SeenKeys:
     by_batch: bool
 
 
-def pays(a: Attention) -> bool:
+def worth_looking(a: Attention) -> bool:
     """Whether a mask is worth looking at: one that all heads share."""
     if a.mask is None or a.band is not None or (isinstance(a.keys, int) and a.keys < MIN_KEYS) or a.heads < MIN_HEADS:
         return False
@@ -114,7 +114,7 @@ def _span(b: KernelBuilder, a: Attention, mask: Mask, lanes: int, at: tuple[Dim,
 
 
 @contextmanager
-def seen(
+def panel_keys(
     b: KernelBuilder, a: Attention, t: AttentionTiling, keys: SeenKeys | None, place: tuple[Dim, Dim, Dim, Dim]
 ) -> Generator[tuple[Dim, Dim] | None]:
     """The keys of a panel (batch, head, which panel, its first query), as numbers to count by; None: all there are."""
