@@ -20,6 +20,7 @@ from hotfuse import api, torch_backend
 from hotfuse.backends.protocol import Run
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate, Shelf
+from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
 from hotfuse.compile.variants.alternatives import Variant, VariantQuestion
 from hotfuse.compile.variants.skipping import Zeroed
@@ -28,6 +29,7 @@ from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.common.lowered import StateArgument
+from hotfuse.profile import agent
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve import parallel_branches
 from hotfuse.runtime.site import Entry
@@ -176,6 +178,19 @@ def kernels_charged(patch: pytest.MonkeyPatch, native_s: float, library_s: float
 def kernels_win(patch: pytest.MonkeyPatch) -> None:
     """New kernels are proposed, right and faster than the library."""
     kernels_charged(patch, 0.0, CHARGED_S)
+
+
+def every_kernel_wins(patch: pytest.MonkeyPatch) -> None:
+    """Kernels win in the worker, plans made of them win on calls, and groups are made by rule, without measuring any."""
+    slow_library(patch)
+    kernels_win(patch)
+    patch.setattr(units, "measuring", lambda _sizes: None)
+
+
+def samples_cost_nothing(patch: pytest.MonkeyPatch) -> None:
+    """As many calls are sampled as a rate asks for, whatever that takes on this machine."""
+    patch.setattr(agent, "BUDGET", 1e9)
+    patch.setattr(agent, "MAX_PER_SECOND", 1e9)
 
 
 def kernels_lose(patch: pytest.MonkeyPatch) -> None:

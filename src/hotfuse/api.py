@@ -519,17 +519,11 @@ def jit(
     if export is not None and isinstance(model, export.ExportedProgram):
         model = cast("ExportedProgram", model).module()
     if not callable(model):
-        raise InputError(f"hotfuse.jit needs a module or function, not {type(model).__name__}")
+        onnx = type(model).__name__ == "ModelProto" or isinstance(model, str | bytes | os.PathLike)
+        raise InputError(f"hotfuse.jit needs a module or function, not {type(model).__name__}",
+                         hint="hotfuse.InferenceSession takes ONNX models" if onnx else "a torch.nn.Module")
     if isinstance(model, type):
         raise InputError(f"hotfuse.jit needs an instance, not the class {model.__name__}", hint=f"{model.__name__}(...)")
-    if objective not in ("latency", "energy", "memory"):
-        raise InputError(f"unknown objective {objective!r}", hint="latency, energy or memory")
-    if threads is not None and threads < 1:
-        raise InputError(f"threads={threads} is not a number of threads")
-    if precision not in ("fp32", "bf16"):
-        raise InputError(f"unknown precision {precision!r}", hint="fp32 or bf16")
-    if weights not in ("watched", "checked", "frozen"):
-        raise InputError(f"unknown weights mode {weights!r}", hint="watched, checked or frozen")
     base = Settings() if settings is None else settings
     asked = {"objective": objective, "threads": threads, "profiles": profiles, "precision": precision, "weights": weights}
     defaults = {"objective": "latency", "threads": None, "profiles": None, "precision": "fp32", "weights": "watched"}

@@ -4,9 +4,9 @@ Dynamo's graph is a graph already: it is converted when Dynamo hands it over, on
 sizes are ours. From there on it is a model like any other: its first call is compared, its plans are proven and raced, its weights
 are watched. What cannot be converted runs as Dynamo gave it. All of it shows in `explain_compiled()`.
 
-Dynamo passes parameters and buffers as arguments of every call. They are bound as weights when a call brings them, so that they can
-be packed; a call that brings others (another instance of the same class, as the blocks of a transformer that are compiled one by
-one) gets an engine of its own, up to `MAX_INSTANCES`. Instances that nobody calls any more make room.
+Dynamo passes parameters and buffers as arguments of every call. They are bound as weights when a call brings them, so that they
+can be packed. A call that brings other ones gets an engine of its own, up to `MAX_INSTANCES`: another instance of the same class,
+such as the blocks of a transformer that are compiled one by one. Instances that nobody calls any more make room.
 """
 
 from __future__ import annotations

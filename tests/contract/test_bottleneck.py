@@ -44,7 +44,7 @@ def test_nothing_uses_more_than_all_of_a_roof(measured: bool) -> None:
     """A roof that is exceeded lies too low: a guess says that it is one."""
     found = diagnose(Profile(1e-3, 1e6, 25e6, 200e6), replace(AT, measured=measured))
     assert found.bottleneck is Bottleneck.MEMORY and found.utilization["memory"] == pytest.approx(2.5)
-    assert found.because.startswith("all of memory (2.50 times the roofline: ") and ("guess" in found.because) is not measured
+    assert found.because.startswith("all of memory, 2.50 times the roofline: ") and ("guess" in found.because) is not measured
     assert "%" not in found.because and "guess" not in diagnose(Profile(1e-3, 1e6, 9e6, 200e6), AT).because
 
 

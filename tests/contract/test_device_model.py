@@ -52,6 +52,7 @@ def works(graph: Graph) -> list[tuple[GpuTiling, dict[str, float]]]:
 
 
 def test_a_product_on_paper_is_what_its_tiles_are() -> None:
+    assert works(parse(LINEAR))
     for tiling, work in works(parse(LINEAR)):
         rows, columns = math.ceil(200 / tiling.rows), math.ceil(96 / tiling.columns)
         assert work["programs"] == rows * columns * tiling.split, str(tiling)

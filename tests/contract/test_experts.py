@@ -14,7 +14,6 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.analysis.experts import expert_products
 from hotfuse.base.errors import CallFault
-from hotfuse.compile.unit import units
 from hotfuse.fusion.groups import group
 from hotfuse.lower import lower
 from hotfuse.lower.cpu.tiling import Core
@@ -22,7 +21,7 @@ from hotfuse.ops.own.experts import ORDER, PRODUCT
 from hotfuse.ops.table import packet
 from hotfuse.simplify.experts import experts_in_order
 from tests.contract.lowering import group_of, run_native
-from tests.races import kernels_win, slow_library
+from tests.races import every_kernel_wins
 
 CORES = (Core(16, 32), Core(8, 16), Core(8, 16, threads=2))
 EXPERTS, K, N = 5, 37, 46
@@ -198,9 +197,7 @@ def test_other_histograms_stay_what_they_are(other: Function) -> None:
 @pytest.fixture
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    slow_library(monkeypatch)
-    kernels_win(monkeypatch)
-    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
+    every_kernel_wins(monkeypatch)
     with torch.no_grad():
         yield
 

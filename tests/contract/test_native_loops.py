@@ -16,14 +16,13 @@ from hotfuse import Settings
 from hotfuse.base.errors import ModelError
 from hotfuse.compile.run.loops import LoopPlanner
 from hotfuse.compile.run.run_plan import RunPlanner
-from hotfuse.compile.unit import units
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.lower.run.description import OUTCOMES
 from hotfuse.ops import control
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
-from tests.races import kernels_win, slow_library
+from tests.races import every_kernel_wins
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -31,9 +30,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    slow_library(monkeypatch)
-    kernels_win(monkeypatch)
-    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
+    every_kernel_wins(monkeypatch)
     with torch.no_grad():
         yield
 

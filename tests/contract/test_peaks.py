@@ -12,7 +12,7 @@ import pytest
 from hotfuse.backends.llvm import peak_kernels as measuring
 from hotfuse.backends.llvm import peaks_code
 from hotfuse.lower.common.pack import aligned
-from hotfuse.machine.peaks import Bandwidth, ForkCost, MachinePeaks, Rate, from_dict, utilization
+from hotfuse.machine.peaks import Bandwidth, ForkCost, MachinePeaks, Rate, from_dict
 from hotfuse.machine.topology import Cache, Topology, topology
 from hotfuse.native.jit import assembly, compile_object
 from hotfuse.native.target import CpuTarget, cross_neon, host_levels
@@ -120,15 +120,6 @@ def test_lookups() -> None:
     assert GIVEN.rate("f32") == 100e9 and GIVEN.rate("f32", 2) == 200e9 and GIVEN.rate("f32", 64) == 400e9
     assert GIVEN.rate("f64") is None and GIVEN.bandwidth("L2") is None and GIVEN.bandwidth("L2", "write", 3) == 80e9
     assert GIVEN.fork(1) == 0 and GIVEN.fork(4) == 1000 and GIVEN.fork(4, idle=True) == 50000
-
-
-def test_utilization_is_derived() -> None:
-    found = utilization(GIVEN, 1.0, 50e9, 5e9)
-    assert found is not None and (found.compute, found.memory, found.source) == (0.5, 0.25, "derived")
-    assert found.bound == "compute"
-    other = utilization(GIVEN, 1.0, 1e9, 19e9)
-    assert other is not None and other.bound == "memory"
-    assert utilization(GIVEN, 1.0, 1.0, 1.0, dtype="f64") is None and utilization(GIVEN, 0.0, 1.0, 1.0) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm.probe_pass import MAX_ELEMENTS_LOOKED_AT, Probes, compile_all, dtype_of, symbols, view_of
+from hotfuse.backends.llvm.probe_pass import MAX_ELEMENTS_LOOKED_AT, Probes, compile_all, symbols, view_of
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS, RANGES, Batch, Flag, RecordKind, Subject, split
 from hotfuse.tile.probe_kernels import DTYPES, MASKED, probe
@@ -80,7 +80,7 @@ def test_every_statistic(dtype: torch.dtype) -> None:
         agree(found, numpy_stats(as_rows(t, shape[-1])))
         assert tuple(found["shape"][: len(shape)]) == shape and found["rank"] == len(shape)
         assert (found["rows"], found["cols"]) == (t.numel() // shape[-1], shape[-1])
-        assert torch_dtype(dtype_of(int(found["dtype"]))) is dtype
+        assert torch_dtype(DTYPES[int(found["dtype"])]) is dtype
         assert (found["graph"], found["signature"], found["call"], found["at"], found["item"]) == (3, 5, 7, 11, 9)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import hotfuse
 from hotfuse import InputError, Settings
+from hotfuse.base.settings import unread_variables
 
 
 def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +43,19 @@ def test_a_variable_that_cannot_be_meant_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(variable, text)
     with pytest.raises(InputError, match=f"{variable}='{text}' {because}"):
         Settings()
+
+
+def test_a_variable_that_nothing_reads_is_told_with_what_is_meant() -> None:
+    told = unread_variables(["PATH", "HOTFUSE_DEBUG", "HOTFUSE_WORKER_NICE", "HOTFUSE_PRECISION", "HOTFUSE_PROFILE", "HOTFUSE_X"])
+    assert told == {
+        "HOTFUSE_PRECISION": "Settings(precision=...) in the program", "HOTFUSE_PROFILE": "HOTFUSE_PROFILES?",
+        "HOTFUSE_X": "docs/reference/settings.md has the variables",
+    }  # fmt: skip
+
+
+def test_every_variable_of_ours_is_known_to_be_read() -> None:
+    named = {n for p in Path(hotfuse.__file__).parent.rglob("*.py") for n in re.findall(r"HOTFUSE_[A-Z_]*[A-Z]", p.read_text())}
+    assert len(named) > 12 and unread_variables(named) == {}
 
 
 def test_the_cache_is_where_other_caches_of_the_user_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

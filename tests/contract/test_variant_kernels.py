@@ -156,12 +156,12 @@ def test_threads_are_chosen_natively_and_stay_right(monkeypatch: pytest.MonkeyPa
 def test_borders_are_remembered_by_the_store(tmp_path: Path) -> None:
     place = RequestContext(str(tmp_path / "p.sqlite"))
     with request_context.used_by(place.header()):
-        assert notes() is not None and not breakpoints.known(Shifts()).seen
+        assert notes() is not None and not breakpoints.remembered(Shifts()).seen
         for _ in range(3):
             breakpoints.learn(Shifts(), ("a", "b"), 10, 40)
-        found = breakpoints.known(Shifts())
+        found = breakpoints.remembered(Shifts())
         assert found.seen["a", "b"][1] == 3 and found.factor(("a", "b")) == pytest.approx(4 ** (3 / 4))
     own = Shifts()
     with request_context.used_by({"profiles": str(tmp_path / "p.sqlite"), "record": False}):
         breakpoints.learn(own, ("a", "b"), 10, 40)
-        assert breakpoints.known(own) is own, "a store that is only read learns nothing"
+        assert breakpoints.remembered(own) is own, "a store that is only read learns nothing"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotfuse.base.errors import InternalError, ModelError
+from hotfuse.base.errors import ModelError
 from hotfuse.ir.dims import quote, unquote
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 from hotfuse.simplify import simplify
+from tests.fuzz.damage import broken, read_or_refused
 from tests.fuzz.graphs import ANY_TEXT, graphs
 
 SPLINTERS = [
@@ -47,24 +46,8 @@ def test_quoting_keeps_every_character_on_one_line(text: str) -> None:
 @settings(deadline=None, max_examples=300)
 @given(graphs(), st.data())
 def test_broken_text_is_a_model_error(graph: Graph, data: st.DataObject) -> None:
-    text = show(graph)
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(text)))
-        end = min(len(text), at + data.draw(st.integers(0, 12)))
-        other = data.draw(st.integers(0, max(len(text) - 8, 0)))
-        new = data.draw(st.sampled_from([*SPLINTERS, text[other:other + 8]]) | ANY_TEXT)
-        text = text[:at] + new + text[end:]
-    try:
-        parsed = parse(text)
-    except ModelError as e:
-        assert re.fullmatch(r"line \d+, column \d+", e.where)
-        return
-    assert show(parse(show(parsed))) == show(parsed)
-    try:
-        verify(parsed)
-    except InternalError as e:
-        assert "breaks invariant" in e.what
-    else:
+    parsed = read_or_refused(broken(show(graph), SPLINTERS, data), parse, show, verify)
+    if parsed is not None:
         verify(simplify(parsed)[0])
         assert structural_hash(parsed)
 

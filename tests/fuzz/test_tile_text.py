@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import random
-import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotfuse.base.errors import InternalError, ModelError
+from hotfuse.base.errors import ModelError
 from hotfuse.tile.interpreter import run
 from hotfuse.tile.text import parse, show
 from hotfuse.tile.verify import verify
+from tests.fuzz.damage import broken, read_or_refused
 from tests.fuzz.kernels import random_arrays, random_kernel, random_sizes
 
 SPLINTERS = [
     "", '"', "%", "(", "}", "[", "1e999", "²", "\\", "-", "kernel", "@", "#", "for", "9" * 5000, "\ud800", "..", "yield", "()",
     "float(", "(2 ** -1)", "(1 // 0)", "*", "1.5", "valid(*)", "if", "carry(", "{axis=1}",
 ]  # fmt: skip
-ANY_TEXT = st.text(st.characters(), max_size=6) | st.text("ab \"\\\n%@#{}[](),:=/*.", max_size=5)
 RANDOM = st.randoms(use_true_random=False)
 
 
@@ -53,23 +52,7 @@ def test_kernels_run_in_any_order(rng: random.Random, seed: int) -> None:
 @settings(deadline=None, max_examples=300)
 @given(RANDOM, st.data())
 def test_broken_text_is_a_model_error(rng: random.Random, data: st.DataObject) -> None:
-    text = show(random_kernel(rng, odd=True))
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(text)))
-        end = min(len(text), at + data.draw(st.integers(0, 12)))
-        other = data.draw(st.integers(0, max(len(text) - 8, 0)))
-        new = data.draw(st.sampled_from([*SPLINTERS, text[other:other + 8]]) | ANY_TEXT)
-        text = text[:at] + new + text[end:]
-    try:
-        parsed = parse(text)
-    except ModelError as e:
-        assert re.fullmatch(r"line \d+, column \d+", e.where)
-        return
-    assert show(parse(show(parsed))) == show(parsed)
-    try:
-        verify(parsed)
-    except InternalError as e:
-        assert "breaks invariant" in e.what
+    read_or_refused(broken(show(random_kernel(rng, odd=True)), SPLINTERS, data), parse, show, verify)
 
 
 @pytest.mark.parametrize("opening", ["(", "x[", "max(", "if 1 {", "for i in 0..1 {", "load ", "[", "%", "0..", "carry("])

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.profile.agent as agent_module
 import hotfuse.runtime.call_learner as learner_module
 import hotfuse.runtime.serve.dispatch as dispatch_module
 import hotfuse.runtime.tierup.attempt_runner as runner_module
@@ -42,7 +41,7 @@ from hotfuse.specialize.table import BRANCH, OPEN_MASK, REPEATED, ZERO_ROWS
 from tests.contract.test_native_guards import basics
 from tests.mechanisms.table import Row, Switch, World, replaced, setting
 from tests.padded import PaddedEncoder, batch
-from tests.races import kernels_win, new_plans_win, skipping_pays
+from tests.races import kernels_win, new_plans_win, samples_cost_nothing, skipping_pays
 from tests.runtime.live import SETTINGS as LIVE
 from tests.runtime.live import Live
 from tests.runtime.test_bets import Branchy
@@ -124,8 +123,7 @@ def without_row(name: str) -> Switch:
 
 
 def sampled_always(world: World) -> None:
-    world.patch.setattr(agent_module, "BUDGET", 1e9)
-    world.patch.setattr(agent_module, "MAX_PER_SECOND", 1e9)
+    samples_cost_nothing(world.patch)
     new_plans_win(world.patch)
 
 

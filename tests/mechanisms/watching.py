@@ -29,6 +29,7 @@ from hotfuse.runtime.observe.call_sampler import Shared
 from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from tests.contract.test_analyzer import call
 from tests.mechanisms.table import Row, World, replaced, setting
+from tests.races import samples_cost_nothing
 from tests.runtime.test_watching import INLINE, LOOP, graph_of, sampled, variant_of
 
 
@@ -58,8 +59,7 @@ def served(world: World) -> tuple[Any, Analyzer]:
     """A model that was sampled, watched by an analyzer of its own."""
     shared = Shared(Analyzer())
     world.patch.setattr(watcher_module, "_shared", shared)
-    world.patch.setattr(agent_module, "BUDGET", 1e9)
-    world.patch.setattr(agent_module, "MAX_PER_SECOND", 1e9)
+    samples_cost_nothing(world.patch)
     fast: Any = hotfuse.jit(Watched().eval(), settings=world.settings(tiers=0, watch_rate=2))
     for _ in range(40):
         fast(*call_of())

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import hotfuse
-import hotfuse.profile.agent as agent_module
 from hotfuse import Settings
 from tests.models.test_zoo_onnx import agree, load, reference
-from tests.races import SLOWER_S, raced
+from tests.races import SLOWER_S, raced, samples_cost_nothing
 
 pytestmark = pytest.mark.zoo
 
@@ -34,8 +33,7 @@ def straight(plan: Any) -> bool:
 
 def test_the_branch_of_silero_flips_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     races = raced(monkeypatch, lambda: (SLOWER_S, 0.0))
-    monkeypatch.setattr(agent_module, "BUDGET", 1e9)  # samples whatever they cost: clocks decide nothing
-    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9)
+    samples_cost_nothing(monkeypatch)
     model = load("silero-vad")
     peer, rng = reference(model), np.random.default_rng(0)
     settings = Settings(capture="inline", hot_calls=2, watch_rate=2, race_s=0.02)

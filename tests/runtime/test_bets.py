@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import hotfuse
-import hotfuse.profile.agent as agent_module
 from hotfuse import Settings
-from tests.races import new_plans_win
+from tests.races import new_plans_win, samples_cost_nothing
 
 INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
 
@@ -20,8 +19,7 @@ INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
 @pytest.fixture(autouse=True)
 def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here: samples are taken whatever they cost."""
-    monkeypatch.setattr(agent_module, "BUDGET", 1e9)
-    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9, raising=False)
+    samples_cost_nothing(monkeypatch)
     new_plans_win(monkeypatch)
     with torch.no_grad():
         yield

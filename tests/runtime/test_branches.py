@@ -17,11 +17,10 @@ from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.errors import InternalError
 from hotfuse.compile import whole_graph
-from hotfuse.compile.unit import units
 from hotfuse.ir.control_bodies import branches
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from tests.races import kernels_lose, kernels_win, slow_library
+from tests.races import every_kernel_wins, kernels_lose
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -29,9 +28,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    slow_library(monkeypatch)
-    kernels_win(monkeypatch)
-    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
+    every_kernel_wins(monkeypatch)
     with torch.no_grad():
         yield
 

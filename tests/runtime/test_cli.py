@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -224,6 +225,18 @@ def test_doctor_reports_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert report["devices"][0]["device"] == "cpu" and report["machine"]["logical_cpus"] >= 1
     assert len(report["fingerprint"]["key"]) == 16
     assert all({"name", "advertised", "executes", "usable", "detail"} == set(f) for f in report["features"])
+
+
+def test_doctor_names_variables_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in os.environ if n.startswith("HOTFUSE_")]:
+        monkeypatch.delenv(name)
+    assert doctor.check_environment() == doctor.Check("environment", "ok", "no HOTFUSE_ variable is set")
+    monkeypatch.setenv("HOTFUSE_PROFILES", "postgresql://me:secret@db/x")
+    found = doctor.check_environment()
+    assert found.status == "ok" and "HOTFUSE_PROFILES" in found.detail and "secret" not in found.detail
+    monkeypatch.setenv("HOTFUSE_PRECISON", "bf16")
+    found = doctor.check_environment()
+    assert found.status == "warn" and "nothing reads HOTFUSE_PRECISON" in found.detail
 
 
 def test_doctor_asks_for_gpus_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

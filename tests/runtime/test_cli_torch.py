@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import hotfuse
 from hotfuse.cli import app
-from hotfuse.cli.torch_models import is_torch_name
+from hotfuse.cli.torch_models import is_torch_name, owning_errors
 
 SOURCE = """
 import torch
@@ -101,6 +102,8 @@ def test_every_stage(folder: Path, stage: str) -> None:
     (("users_models:net", "--input", "2x16", "--dim", "a=3"), "--dim is for ONNX models"),
     (("users_models:net", "--input", "2x17"), "cannot be captured"),
     (("model.onnx", "--input", "2x16"), "--input is for PyTorch models"),
+    (("users_models", "--input", "2x16"), "or package.module:name of a PyTorch model"),
+    (("users_models.py",), "users_models:NAME, from its folder"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_said(folder: Path, args: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(app, ["show", *args])
@@ -112,6 +115,18 @@ def test_files_are_no_names(folder: Path) -> None:
     assert not is_torch_name("model.onnx") and not is_torch_name("c:\\models") and not is_torch_name("./a:b")
     (folder / "odd:name").write_text("")
     assert not is_torch_name("odd:name")
+
+
+@pytest.mark.parametrize("command", [("run",), ("explain", "--calls", "1"), ("watch", "--calls", "1", "--seconds", "1")])
+def test_what_the_model_raises_is_told_as_its_own(folder: Path, command: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, [command[0], "users_models:net", "--input", "2x17", *command[1:]])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and "ModelError: users_models:net fails when it is called" in said and "17 and 16x32" in said, said
+
+
+def test_a_fault_of_our_own_is_not_told_as_the_models() -> None:
+    with pytest.raises(RuntimeError, match="mat2"), owning_errors("users_models:net"):
+        exec(compile("raise RuntimeError('mat2')", str(Path(hotfuse.__file__).parent / "api.py"), "exec"))
 
 
 def test_run_takes_a_pytorch_model(folder: Path) -> None:

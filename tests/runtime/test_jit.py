@@ -494,13 +494,16 @@ def test_many_threads() -> None:
 
 
 def test_bad_arguments() -> None:
-    for bad in ({"objective": "speed"}, {"threads": 0}):
-        with pytest.raises(InputError):
-            hotfuse.jit(Mlp(), **bad)  # type: ignore[arg-type]
+    bads: dict[str, Any] = {"objective": "speed", "threads": "two", "precision": "bf17", "weights": "some"}
+    for bad in ({"threads": 0}, *({name: value} for name, value in bads.items())):
+        with pytest.raises(InputError, match=next(iter(bad))):
+            hotfuse.jit(Mlp(), **bad)
     with pytest.raises(InputError, match="instance"):
         hotfuse.jit(Mlp)
     with pytest.raises(InputError, match="not int"):
         hotfuse.jit(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"InferenceSession takes ONNX models"):
+        hotfuse.jit("model.onnx")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="unknown setting"):
         Settings().with_(colour="red")
 

@@ -11,19 +11,17 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.profile.agent as agent_module
 from hotfuse import Settings
 from hotfuse.runtime.observe import call_sampler
 from hotfuse.specialize.table import BRANCH, OPEN_MASK, PADDING, REPEATED
 from tests.padded import PaddedEncoder, batch
-from tests.races import new_plans_win
+from tests.races import new_plans_win, samples_cost_nothing
 from tests.runtime.test_masks import Attention
 
 
 @pytest.fixture(autouse=True)
 def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(agent_module, "BUDGET", 1e9)
-    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9, raising=False)
+    samples_cost_nothing(monkeypatch)
     new_plans_win(monkeypatch)
     with torch.no_grad():
         yield

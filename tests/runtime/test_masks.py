@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 import hotfuse
-import hotfuse.profile.agent as agent_module
 from hotfuse import Settings
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
@@ -21,7 +20,7 @@ from hotfuse.runtime.tierup import proposals
 from hotfuse.runtime.tierup.layers import open_mask
 from hotfuse.specialize.masks import all_alike
 from hotfuse.specialize.table import OPEN_MASK, AttemptKey
-from tests.races import new_plans_win
+from tests.races import new_plans_win, samples_cost_nothing
 
 INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
 
@@ -29,8 +28,7 @@ INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
 @pytest.fixture(autouse=True)
 def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here: samples are taken whatever they cost."""
-    monkeypatch.setattr(agent_module, "BUDGET", 1e9)
-    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9, raising=False)
+    samples_cost_nothing(monkeypatch)
     new_plans_win(monkeypatch)
     with torch.no_grad():
         yield

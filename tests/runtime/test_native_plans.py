@@ -17,7 +17,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.backend import LlvmBackend
 from hotfuse.compile import whole_graph
-from hotfuse.compile.unit import kernel_text, units
+from hotfuse.compile.unit import kernel_text
 from hotfuse.compile.variants import trial
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.ir.text import parse
@@ -25,7 +25,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.tile import text as tile_text
-from tests.races import kernels_lose, kernels_win, slow_library
+from tests.races import every_kernel_wins, kernels_lose, kernels_win
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -33,9 +33,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    slow_library(monkeypatch)
-    kernels_win(monkeypatch)
-    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
+    every_kernel_wins(monkeypatch)
     with torch.no_grad():
         yield
 
@@ -274,6 +272,7 @@ def test_a_worker_does_not_read_again_what_it_has_shown(monkeypatch: pytest.Monk
     header, _ = whole_graph.make(parse(LAYER), {"s0": 7})
     read: list[str] = []
     monkeypatch.setattr(kernel_text, "parse", lambda text: (read.append(text), tile_text.parse(text))[1])
+    assert header["kernels"]
     for k in header["kernels"]:
         kernel_text._shown.clear()
         fresh = kernel_text.from_json(k)

@@ -15,12 +15,11 @@ import hotfuse
 from hotfuse import Settings, torch_backend
 from hotfuse.base.errors import InputError
 from hotfuse.base.living import Living
-from hotfuse.compile.unit import units
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ops.varlen import as_packed
 from hotfuse.torch_backend import explain_compiled
-from tests.races import kernels_win, slow_library
+from tests.races import every_kernel_wins
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 INLINE = Settings(capture="inline", hot_calls=1)
@@ -31,9 +30,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    slow_library(monkeypatch)
-    kernels_win(monkeypatch)
-    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
+    every_kernel_wins(monkeypatch)
     monkeypatch.setattr(torch_backend, "_graphs", Living())
     torch._dynamo.reset()
     with torch.no_grad():

@@ -47,7 +47,7 @@ def test_pages_come_back_as_they_were(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # the file has no name
     assert np.array_equal(array, wanted) and pages.resident(done) > 0
     array[5 * pages.PAGE + 3] ^= 255  # written pages are the process's own, and stay
-    pages.again(done)
+    pages.release_unwritten(done)
     wanted[5 * pages.PAGE + 3] ^= 255
     assert np.array_equal(array, wanted)
 

@@ -15,18 +15,15 @@ from torch import nn
 import hotfuse
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings
-from hotfuse.compile.unit import units
 from hotfuse.tile.text import parse
-from tests.races import kernels_win, slow_library
+from tests.races import every_kernel_wins
 
 INLINE = Settings(capture="inline", hot_calls=1, record=False)
 
 
 @pytest.fixture(autouse=True)
 def kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    slow_library(monkeypatch)
-    kernels_win(monkeypatch)
-    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
+    every_kernel_wins(monkeypatch)
     with torch.no_grad():
         yield
 

@@ -36,7 +36,7 @@ from hotfuse.runtime.observe.counted_values import COUNT_AFTER
 from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from hotfuse.runtime.observe.watch_points import WatchReason, choose, masks
 from hotfuse.runtime.plan import Plan
-from tests.races import kernels_win
+from tests.races import kernels_win, samples_cost_nothing
 from tests.seeds import generator
 
 INLINE = Settings(capture="inline", hot_calls=1)
@@ -462,8 +462,7 @@ def world() -> Iterator[World]:
 
 def unpaid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are taken whatever they cost on this machine."""
-    monkeypatch.setattr(agent_module, "BUDGET", 1e9)
-    monkeypatch.setattr(agent_module, "MAX_PER_SECOND", 1e9)
+    samples_cost_nothing(monkeypatch)
 
 
 def test_a_watched_model_from_call_to_snapshot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@
     y     = matmul(real x, real w)                w made from a param; or a convolution, with zeros put around real x
 
 The sum over x and w is one of integers: Σ(x - zx)(w - zw)·sx·sw = sx·sw·(Σxw - zx·Σw - zw·Σx + K·zx·zw). Nothing is rewritten
-here; who makes a kernel of the nodes may compute it so, which is exact but for one rounding at the end.
+here. A kernel of these nodes may compute the sum of integers, which is exact but for one rounding at the end.
 """
 
 from __future__ import annotations

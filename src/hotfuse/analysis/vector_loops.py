@@ -6,7 +6,11 @@ Formulas take numbers and columns of numbers alike.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
+
+import numpy as np
 
 FUNCTIONS = {
     "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "log10"),
@@ -26,6 +30,8 @@ LIGHT_VECTORS, HEAVY_VECTORS = 4, 2
 """Vectors of one step; fewer where functions fill the registers (`HEAVY`)."""
 KEPT_BYTES = 256 * 1024
 """Size of a row up to which a pass keeps what the next one would have to compute again."""
+_POWERS = (1, 2, 4, 8, 16, 32)
+"""The widest rest is shorter than a vector of 64 bytes."""
 WALKED, JUMPED = 1.0, -0.5
 """What an access in steps of one says for vectors along a counter, and what one in other steps says."""
 SOFTMAX_CACHE_PART = 64
@@ -35,6 +41,16 @@ SOFTMAX_CACHE_PART = 64
 def step_vectors(*, heavy: bool) -> int:
     """Vectors of one step of a loop."""
     return HEAVY_VECTORS if heavy else LIGHT_VECTORS
+
+
+def whole_turns(length: Any, width: Any) -> Any:
+    """Turns of a loop that take `width` elements each and need no mask."""
+    return np.floor(length / width)
+
+
+def rest_vector(rest: Any) -> Any:
+    """Elements of the vector that takes what is left behind whole turns: the next power of two."""
+    return reduce(add, ((rest > n) * n for n in _POWERS), 1)
 
 
 def vector_score(walked: Any, jumped: Any, filled: Any) -> Any:

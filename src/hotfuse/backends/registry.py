@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
 
-from hotfuse.backends.protocol import Backend, DeviceBackend, DeviceKernelBackend, HostBackend, KernelBackend
+from hotfuse.backends.device_protocol import DeviceBackend, DeviceKernelBackend
+from hotfuse.backends.protocol import Backend, HostBackend, KernelBackend
 from hotfuse.base.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Library calls that follow each other as one TorchScript function: Python's lock is taken once for all of them.
 
-A graph as a Python function takes the lock back after every operator. One calling thread pays some microseconds for it; sixteen
-that serve at once hand the lock around five hundred times a call, and each handing over waits for a thread to wake up: an OCR
-model of 408 operators answered 188 calls a second on 16 cores so, and 720 as a TorchScript function (decision 71).
+A graph as a Python function takes the lock back after every operator. One calling thread pays some microseconds for it. Sixteen
+threads that serve at once hand the lock around five hundred times a call, and each time a thread has to wake up. So an OCR model
+of 408 operators answered 188 calls a second on 16 cores, and 720 as a TorchScript function (decision 71).
 
 The functions are made of nodes, not of text or by tracing, and run as they are written: TorchScript's own profiling, fusing and
 differentiating stay off. What TorchScript cannot say (control flow, operators of other vocabularies, writes into arguments,

@@ -8,7 +8,7 @@ can never make two different programs share a cache entry.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -60,11 +60,11 @@ def _read(name: str, default: object) -> object:
         return default
     if isinstance(default, bool):
         if text not in ("0", "1"):
-            raise InputError(f"{name}={text!r} is neither 0 nor 1")
+            raise InputError(f"{name}={text!r} is neither 0 nor 1", hint=f"{name}=1 in the environment, or none")
         return text == "1"
     if isinstance(default, int):
         if not text.isdecimal():
-            raise InputError(f"{name}={text!r} is not a whole number")
+            raise InputError(f"{name}={text!r} is not a whole number", hint=f"{name}={default} in the environment is the default")
         return int(text)
     choices = _CHOICES.get(_FIELD_OF.get(name, ""), ())
     if choices and text not in choices:
@@ -242,11 +242,27 @@ _PATHS = ("cache_dir", "cache", "cache_key", "trusted_keys", "artifacts", "profi
 """What names a place: text or a path."""
 _FIELD_OF = {f.metadata["variable"]: f.name for f in fields(Settings) if "variable" in f.metadata}
 """By environment variable."""
+_NO_SETTINGS = frozenset(("HOTFUSE_FEATURES", "HOTFUSE_WORKER_LEVEL", "HOTFUSE_WORKER_MEMORY", "HOTFUSE_WORKER_NICE"))
+"""Variables that are read where they apply."""
+
+
+def unread_variables(environment: Iterable[str]) -> dict[str, str]:
+    """Variables named like ours that nothing reads, each with what to do instead: a mistyped one has no effect, silently."""
+    from difflib import get_close_matches  # a process that serves never asks
+
+    ours = sorted(n for n in environment if n.startswith("HOTFUSE_") and n not in _FIELD_OF and n not in _NO_SETTINGS)
+    settings = {f.name for f in fields(Settings)}
+    hints = dict[str, str]()
+    for name in ours:
+        setting, near = name.removeprefix("HOTFUSE_").lower(), get_close_matches(name, _FIELD_OF, 1, 0.8)
+        hints[name] = (f"Settings({setting}=...) in the program" if setting in settings
+                       else f"{near[0]}?" if near else "docs/reference/settings.md has the variables")  # fmt: skip
+    return hints
 
 
 def _check(name: str, given: object, default: object) -> None:
     """Refuse what cannot be meant where it is said: a word that nobody compares with would choose the last alternative silently."""
-    because = f"it is a {type(given).__name__}"
+    because = f"its type is {type(given).__name__}"
     if (choices := _CHOICES.get(name)) is not None:
         if given not in choices:
             raise InputError(f"{name}={given!r} is not among the choices", hint="one of " + ", ".join(choices))

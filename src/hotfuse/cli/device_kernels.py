@@ -29,7 +29,9 @@ def show_device_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: 
         raise InputError("kernels for a GPU cannot be compiled here", because=why)
     found = [k for k in _kernels(graph, shapes, stage) if wanted in k["name"] or wanted == str(k["number"])]
     if not found:
-        raise InputError(f"no kernel has {wanted!r} in its name" if wanted else "no part of the graph could be a kernel on a GPU")
+        if wanted:
+            raise InputError(f"no kernel has {wanted!r} in its name", hint="all of them are shown without --kernel")
+        raise InputError("no part of the graph could be a kernel on a GPU", hint="--stage groups shows what it consists of")
     if as_json:
         print_json({"stage": stage, "kernels": found})
         return

@@ -16,7 +16,7 @@ import typer
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.base.settings import Settings
+from hotfuse.base.settings import Settings, unread_variables
 from hotfuse.cli.machine_limits import MachineLimits, limits, show_limits
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
 from hotfuse.machine.fingerprint import make_fingerprint
@@ -63,6 +63,7 @@ def doctor(
     checks = [
         check_threads(top),
         check_cache(settings),
+        check_environment(),
         check_worker(),
         check_native_code(),
         check_entry_point(),
@@ -154,6 +155,15 @@ def check_cache(settings: Settings) -> Check:
     except OSError as e:
         return Check("cache folder", "FAIL", f"{folder}: {e.strerror or e}; set HOTFUSE_CACHE_DIR to a writable folder")
     return Check("cache folder", "ok", f"{folder} is writable")
+
+
+def check_environment() -> Check:
+    """Which of our variables are set, by name alone (a store's URL may hold a password), and which of them nothing reads."""
+    unread = unread_variables(os.environ)
+    if unread:
+        return Check("environment", "warn", "; ".join(f"nothing reads {name}: {hint}" for name, hint in unread.items()))
+    ours = sorted(name for name in os.environ if name.startswith("HOTFUSE_"))
+    return Check("environment", "ok", f"{', '.join(ours)} are read" if ours else "no HOTFUSE_ variable is set")
 
 
 def _in_process(name: str, code: str, *, fatal: bool, hint: str = "", timeout_s: float = 120.0) -> Check:

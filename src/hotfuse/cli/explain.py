@@ -14,7 +14,7 @@ import typer
 from hotfuse.base.errors import InputError
 from hotfuse.cli.model_inputs import make_feeds, owning_up
 from hotfuse.cli.output import pairs, print_json, reports_errors
-from hotfuse.cli.torch_models import is_torch_name, load_torch
+from hotfuse.cli.torch_models import is_torch_name, load_torch, owning_errors
 
 if TYPE_CHECKING:
     from hotfuse.explain import Explanation
@@ -64,7 +64,8 @@ def _torch(name: str, inputs: list[str], calls: int, threads: int | None, *, wai
     target, args, _ = load_torch(name, inputs)
     with torch.no_grad(), jit(target, threads=threads) as fast:
         for i in range(calls):
-            fast(*args)
+            with owning_errors(name):
+                fast(*args)
             if wait and i & (i + 1) == 0:  # after 1, 2, 4, 8, ... calls
                 fast.wait()
         return fast.explain(full=full)

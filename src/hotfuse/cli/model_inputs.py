@@ -95,7 +95,8 @@ def make_feeds(declared: Sequence[Declared], given: Mapping[str, str], dims: Map
     bound = _dims_of_files(declared, loaded)
     for name, number in numbers.items():
         if bound.setdefault(name, number) != number:
-            raise InputError(f"--dim {name}={number} contradicts a file, where it is {bound[name]}")
+            raise InputError(f"--dim {name}={number} contradicts a file, where it is {bound[name]}",
+                             hint=f"leave --dim {name} out")
     rng = np.random.default_rng(seed)
     chosen: set[str] = set()
     arrays: dict[str, Array] = {}

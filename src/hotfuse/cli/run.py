@@ -15,7 +15,7 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cli.model_inputs import Array, make_feeds, owning_up
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
-from hotfuse.cli.torch_models import is_torch_name, load_torch
+from hotfuse.cli.torch_models import is_torch_name, load_torch, owning_errors
 
 
 @reports_errors
@@ -120,7 +120,8 @@ def _torch(name: str, inputs: list[str], calls: int, *, wait: bool, threads: int
     torch.manual_seed(seed)
     target, args, _ = load_torch(name, inputs)
     with torch.no_grad(), jit(target, threads=threads) as fast:
-        result, times_ms = _timed(lambda: fast(*args), calls, fast.wait if wait else None)
+        with owning_errors(name):
+            result, times_ms = _timed(lambda: fast(*args), calls, fast.wait if wait else None)
         results = named(result, "output")
         source = "made up here" if inputs else "the model's own"
         report: dict[str, Any] = {

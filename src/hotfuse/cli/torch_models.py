@@ -14,11 +14,15 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hotfuse
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
+from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run
 from hotfuse.base.settings import Settings
@@ -28,13 +32,37 @@ if TYPE_CHECKING:
 
     from hotfuse.frontends.captured import Captured
 
+_OURS = Path(hotfuse.__file__).parent
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _INPUT = re.compile(r"(?P<sizes>(\d+\??(x\d+\??)*)?)(:(?P<dtype>\w+))?")
 
 
 def is_torch_name(text: str) -> bool:
-    """Whether an argument names something to import rather than a file."""
-    return bool(_NAME.fullmatch(text)) and not Path(text).exists()
+    """Whether an argument names something to import rather than a file; raises InputError for what can be neither."""
+    if _NAME.fullmatch(text):
+        return not Path(text).exists()
+    path = Path(text)
+    if path.suffix == ".py":
+        hint = f"{path.stem}:NAME, from its folder; NAME is the model, or a function that returns it"
+        raise InputError(f"{text} is a Python file, no model", hint=hint)
+    if re.fullmatch(r"[\w.]+", text) and path.suffix != ".onnx" and not path.exists():
+        raise InputError(f"there is no file {text}", hint="an ONNX file, or package.module:name of a PyTorch model")
+    return False
+
+
+@contextmanager
+def owning_errors(name: str) -> Generator[None]:
+    """What the user's model raises is told in our four parts; what our own code raises is our fault, and shows its traceback."""
+    try:
+        yield
+    except HotfuseError:
+        raise
+    except Exception as e:
+        innermost = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(e.__traceback__)][-1]
+        if Path(innermost).is_relative_to(_OURS):
+            raise
+        hint = "sizes, dtypes and values of its inputs: --input, or what its function returns beside it"
+        raise ModelError(f"{name} fails when it is called", because=error_text(e), hint=hint) from e
 
 
 def load_torch(name: str, inputs: Sequence[str]) -> tuple[Any, tuple[Any, ...], list[set[int]]]:

@@ -18,7 +18,7 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cli.model_inputs import make_feeds, owning_up
 from hotfuse.cli.output import pairs, print_json, reports_errors
-from hotfuse.cli.torch_models import is_torch_name, load_torch
+from hotfuse.cli.torch_models import is_torch_name, load_torch, owning_errors
 
 if TYPE_CHECKING:
     from hotfuse.explain import Explanation
@@ -126,7 +126,7 @@ def _torch(
     turns: list[list[Any]] = []
     for _ in range(FEEDS):
         turns.append([a if i in held or not isinstance(a, torch.Tensor) else _other(a) for i, a in enumerate(args)])
-    with torch.no_grad(), jit(target, threads=threads) as fast:
+    with torch.no_grad(), jit(target, threads=threads) as fast, owning_errors(name):
         return pace.serve(lambda i: fast(*turns[i % FEEDS]), fast)
 
 

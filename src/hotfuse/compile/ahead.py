@@ -1,4 +1,4 @@
-"""What tier 1 will ask workers for, begun while tier 0 is still built, compared and taken up: they stood still meanwhile.
+"""Work that tier 1 will ask workers for is begun while tier 0 is still built, compared and taken up. Workers were idle then.
 
 Nobody waits for it, and nothing of it is used as it is. Workers keep how a graph is grouped, and its kernels, by content
 (`compile.kept`); the compilation that is asked for behind tier 0 finds both there. It alone decides: it begins behind checksums of

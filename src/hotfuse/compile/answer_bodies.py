@@ -22,7 +22,7 @@ from hotfuse.compile.workers.checked_json import decoded, encoded
 from hotfuse.compile.workers.wire import Message
 
 VERSION = 2
-"""Of what answers say: who reads another one refuses it."""
+"""Of the answers' schema: a reader refuses answers of another one."""
 Json = Mapping[str, Any]
 """Something that has a text form of its own."""
 Histories = Mapping[str, Mapping[str, tuple[float, ...]]]

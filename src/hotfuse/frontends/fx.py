@@ -3,10 +3,10 @@
 """An fx graph of undecomposed ATen ops becomes the hypergraph.
 
 torch.export, Dynamo and the ONNX tracer all hand over the same thing, a `GraphModule` whose nodes carry fake tensors in
-`meta["val"]`; this is the only conversion from there to `ir.Graph`. In it tuple results become several outs, in-place ops become
-pure ones (`functional`), `no_grad` and disabled autocast regions are inlined, `torch.cond`, `while_loop` and our own
-control leaves become control nodes with nested graphs, and what cannot be said becomes a CaptureError that names
-the user's line.
+`meta["val"]`; this is the only conversion from there to `ir.Graph`. Tuple results become several outs. In-place ops become pure
+ones (`functional`). `no_grad` and disabled autocast regions are inlined. `torch.cond`, `while_loop` and our own control leaves
+become control nodes with nested graphs. For everything that the hypergraph cannot express there is a CaptureError that names the
+user's line.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class _Converter:
                         outs = list(outs) if isinstance(outs, tuple | list) else [outs]
                         return [self._read(o) for o in outs]
                     case "call_function":
-                        self.env[node] = self._call(gm, node)
+                        self.env[node] = self._call(node)
                     case _:
                         raise CaptureError(f"{node.op} {node.target} in a captured graph")
             except CaptureError as e:
@@ -206,7 +206,7 @@ class _Converter:
 
     # --- one call --------------------------------------------------------------------------------
 
-    def _call(self, gm: fx.GraphModule, node: fx.Node) -> Any:
+    def _call(self, node: fx.Node) -> Any:
         target: Any = node.target
         if target is operator.getitem:
             results = self.env[node.args[0]]  # type: ignore[index]

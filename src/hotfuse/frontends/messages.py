@@ -2,8 +2,9 @@
 
     torch_compilable_check(found == wanted, f"tokens: {found}, features: {wanted}")
 
-Libraries make it in every call and show it in none, so nothing rests on the numbers in it. What is a message is seen in the source:
-an argument of a function that is called like one that checks or tells, and whose answer nobody takes. Without a source, no text is.
+Libraries make it in every call and show it in none, so nothing rests on the numbers in it. The source shows which text is a
+message: an argument of a function whose name says that it checks or tells, and whose result nobody uses. Without a source, no text
+counts as one.
 """
 
 from __future__ import annotations

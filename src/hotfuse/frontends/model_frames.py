@@ -1,6 +1,6 @@
 # pyright: reportPrivateUsage=false
 # Frames of callers are what this module is about.
-"""Whose doing something is that happens while a model is traced: the model's code, or torch's, or ours."""
+"""Which code causes an effect while a model is traced: the model's, torch's, or ours."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def emitter(*, imports: bool = True) -> FrameType | None:
 
 
 def called_by_library() -> bool:
-    """Whether who called the caller of this is code of the standard library, for reasons of its own."""
+    """Whether the function that calls this was itself called by the standard library, for reasons of its own."""
     frame = sys._getframe(2)
     return frame.f_code.co_filename.startswith(STANDARD) and "site-packages" not in frame.f_code.co_filename
 

@@ -8,12 +8,13 @@
     if isinstance(n, int) and n == 0: ...   a size that is a number
     if type(n) is int and n - 3 == True: ...
 
-While code is traced, sizes and numbers that data decide are symbols, which read as `s77` and are no `int`, and tensors read as
-`FakeTensor(...)`: code that compares such text, looks something up by it, or asks for the type, would take another way than in
-eager, and calls on the traced one would prove the graph. So the model's code, and whoever it asks to, finds numbers. Where it makes
-text of a size, that is assumed to be what it is in the traced call (a guard of the graph); a number of data is read as by `int(t)`
-(`frontends.paths`). The text of whole tensors is no path that could be followed: a model that makes it keeps its own code. What
-checks and logs say is text that nothing rests on (`frontends.messages`), and stays that of symbols.
+While code is traced, sizes and numbers that data decide are symbols: their text is `s77`, and their type is not `int`. The text of
+a tensor is `FakeTensor(...)`. Code that compares such text, looks something up by it, or asks for the type would take another path
+than in eager, and calls on that path would seem to prove the graph. So the model's code, and libraries that it calls, find
+numbers. Where code makes text of a size, the size is assumed to be that of the traced call, and the graph gets a guard. A number
+that data decide is read as by `int(t)` (`frontends.paths`). The text of whole tensors is no path that could be followed: a model
+that makes it keeps its own code. What checks and logs say is text that nothing rests on (`frontends.messages`), and stays that of
+symbols.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,23 +43,6 @@ def lines(planned: Planned, most: int = 64) -> list[str]:
             f"{trade(planned.before, planned.after).rstrip('; ')}")  # fmt: skip
     ranked = sorted(planned.choices, key=lambda c: (not c.accepted, not c.looked, -c.gain.mean * c.uses))
     return [head, *(line(c) for c in ranked[:most])]
-
-
-def to_dict(choice: FusionChoice) -> dict[str, Any]:
-    """A plain dict for JSON."""
-
-    def side(c: PredictedCost) -> dict[str, float | int] | None:
-        if not c.known:
-            return None
-        return {"us": round(c.seconds * 1e6, 3), "deviation_us": round(c.deviation * 1e6, 3), "uj": round(c.joules * 1e6, 3),
-                "stored": c.stored}  # fmt: skip
-
-    return {
-        "kind": choice.kind.value, "subject": choice.subject, "accepted": choice.accepted, "uses": choice.uses,
-        "before": side(choice.before), "after": side(choice.after),
-        "value_s": choice.value if math.isfinite(choice.value) else None,
-        "reasons": [{"criterion": r.criterion.value, "holds": r.holds, "text": r.text, **dict(r.evidence)} for r in choice.reasons],
-    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

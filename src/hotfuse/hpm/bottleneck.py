@@ -125,7 +125,7 @@ def _share(part: float, of: str, *, measured: bool) -> str:
     if part <= 1.0:
         return f"{part:.0%} of {of}"
     why = "it moves or computes less than its operators say" if measured else "that roofline is a guess, and too low"
-    return f"all of {of} ({part:.2f} times the roofline: {why})"
+    return f"all of {of}, {part:.2f} times the roofline: {why}"
 
 
 def diagnose(of: Profile, at: Roofline) -> Diagnosis:

@@ -67,7 +67,7 @@ def samples(store: Store, machine: int | None, threads: int = 1, limit: int = 20
     return TrainingRows(table, seconds * 1e-9, noise, group, at)
 
 
-def known(store: Store, machine: int | None) -> set[str]:
+def measured_before(store: Store, machine: int | None) -> set[str]:
     """Names of what was measured before."""
     return {m.kernel for m in store.measurements(machine=machine, source="calibrate")}
 

@@ -2,13 +2,13 @@
 
     log(measured / predicted) = everything + family + memory level + error
 
-Errors have long tails and are as wide as those of their family (of products far less than of reductions), so a part is found by
-what it makes likelier, with Student's t as the likelihood: two products that read the third-level cache and take 1.6 times as long
-say more than ten reductions do. A part must explain more than chance explains (`MIN_GAIN`), parts are fitted together, and one that
-is no longer needed beside the others goes again. A problem counts once, however many ways and times it was measured in: the model
-misses all of them alike.
+Errors have long tails, and each family has a spread of its own (products far less than reductions). So a part is found by how much
+likelier it makes the measurements, with Student's t as the likelihood: two products that read the third-level cache and take 1.6
+times as long say more than ten reductions do. A part must explain more than chance explains (`MIN_GAIN`), parts are fitted
+together, and one that is no longer needed beside the others goes again. A problem counts once, however often and in however many
+variants it was measured: the model misses all of them alike.
 
-What was before a change is forgotten: if the newest samples of a part lie elsewhere than the correction says, its older ones go.
+Samples from before a change are forgotten: if the newest samples of a part contradict its correction, the older ones are dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """While the machine was slower than it is: calibration takes minutes, and neighbours or the clock slow a machine for some of them.
 
-What is measured within seconds is slowed alike, so the phases show in how far measurements lie from predictions by models that saw
-other problems: windows of rows whose middle lies above that of the quickest ones were slow, and their times are divided by that.
-Machines are slowed, never sped up, so what the quickest windows near in time say is the machine.
+Everything that is measured within the same seconds is slowed alike. So the rows are cut into windows of time, and each window's
+median of measured over predicted times is taken, with models that saw other problems. A window whose median lies above that of the
+quickest windows was slow, and its times are divided by the ratio. Neighbours slow a machine and never speed it up, so the quickest
+windows near in time show the machine itself.
 """
 
 from __future__ import annotations

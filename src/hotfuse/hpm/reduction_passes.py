@@ -16,19 +16,22 @@ Every rule that lowering decides by is in `analysis.vector_loops`; turns are hel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import numpy as np
 
-from hotfuse.analysis.vector_loops import HEAVY_VECTORS, KEPT_BYTES, LIGHT_VECTORS, fits_three_rows
+from hotfuse.analysis.vector_loops import (
+    HEAVY_VECTORS,
+    KEPT_BYTES,
+    LIGHT_VECTORS,
+    fits_three_rows,
+    rest_vector,
+    whole_turns,
+)
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.hpm.cuts import LARGE_RESULT_BYTES, LATENCY, lanes_are_rows
 from hotfuse.hpm.roofline import Column
 
-_NARROWER = (1.0, 2.0, 4.0, 8.0)
-"""Elements of a rest that are a vector."""
 _LEVELS = (0.0, 1.0, 2.0, 3.0)
 
 
@@ -52,14 +55,13 @@ class RowLoop:
 
 
 def cut(length: Column, lanes: Column, several: float) -> RowLoop:
-    """As `lower.cpu.write` cuts a loop of known length."""
-    whole = np.floor(length / (lanes * several))
+    """A loop of known length whose turns take `several` vectors, then one, then a rest, by the rules of `lower.cpu.write`."""
+    whole = whole_turns(length, lanes * several)
     left = length - whole * (lanes * several)
-    full = np.floor(left / lanes)
+    full = whole_turns(left, lanes)
     rest = left - full * lanes
-    some = rest > 0
-    narrower = some & (2 * rest <= lanes)
-    masked = some & ~reduce(or_, (rest == n for n in _NARROWER))
+    some, vector = rest > 0, rest_vector(rest)
+    narrower, masked = some & (vector < lanes), some & (vector > rest)
     return RowLoop(whole, full + some, 1.0 * (whole > 0) + ((full > 0) | (some & ~narrower)) + narrower, masked)
 
 

@@ -5,7 +5,7 @@
     counters.read()["cycles"]      -> Count(value=..., share=1.0), or absent
 
 Virtual machines and containers often forbid some or all of them; `Counters.missing` says which and why. What is then needed has
-to be derived from time (see `machine.peaks.utilization`), and is labelled so: a count here was always counted.
+to be derived from time (`hpm.bottleneck`), and is labelled so: a count here was always counted.
 """
 
 from __future__ import annotations

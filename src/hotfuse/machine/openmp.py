@@ -1,10 +1,10 @@
 """The OpenMP runtime whose threads torch's own loops have.
 
 A process may hold several: scikit-learn and others bring one each, and every one has threads of its own, as many as there are
-cores. Two of them in turns are two teams on one machine. Threads of either look for work for milliseconds after their last one, and
-keep those of the other from their cores: a ViT of 45 ms took 370 on sixteen cores, because native code had taken the runtime of
-scikit-learn for torch's by a name that stood in its path (decision 109). So nothing is concluded from names. Torch says how many
-threads its loops have, and that number follows the runtime which it asks.
+cores. Where two of them work in turns, there are two teams on one machine. The threads of each team go on looking for work for
+milliseconds after their last loop, and keep the other team's threads from their cores. A ViT of 45 ms took 370 ms on sixteen cores
+so, because native code had mistaken scikit-learn's runtime for torch's by a name in its path (decision 109). So nothing is
+concluded from names. Torch says how many threads its loops have, and that number follows the runtime which it asks.
 
 A thread that computed once keeps its team for as long as it lives, and GNU's runtime counts them all: while there are more than
 cores, everybody's threads sleep between loops at once instead of looking for the next one. A background thread that had proven a

@@ -123,7 +123,7 @@ def release(ranges: Sequence[Range], folder: Path) -> list[Range]:
     return done
 
 
-def again(ranges: Sequence[Range]) -> None:
+def release_unwritten(ranges: Sequence[Range]) -> None:
     """Give back what was read of released pages since; what was written stays."""
     for a, b in ranges:
         _libc().madvise(a, b - a, _PAGEOUT)  # advice: where the system does not know it, pages stay until they are needed
@@ -140,7 +140,7 @@ def resident(ranges: Sequence[Range]) -> int:
     return total
 
 
-def own(ranges: Sequence[Range]) -> list[Range]:
+def written_ranges(ranges: Sequence[Range]) -> list[Range]:
     """The parts of ranges, which begin and end with pages, that are the process's own by now: somebody wrote there.
 
     All of it where the system does not tell.

@@ -144,36 +144,3 @@ def _direction(value: Any) -> Direction:
     if value == "read" or value == "write":
         return value
     raise ValueError(f"direction {value!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Utilization:
-    """How near work came to the machine's limits. Derived: counted operations and bytes over measured time, against the peaks."""
-
-    compute: float
-    memory: float
-    level: str
-    """The level whose bandwidth `memory` is held against."""
-    source: str = "derived"
-
-    @property
-    def bound(self) -> str:
-        """Which of the two limits is nearer."""
-        return "compute" if self.compute >= self.memory else self.level
-
-
-def utilization(
-    peaks: MachinePeaks,
-    seconds: float,
-    flops: float,
-    moved: float,
-    *,
-    dtype: str = "f32",
-    threads: int = 1,
-    level: str = "memory",
-) -> Utilization | None:
-    """The share of the peaks that some work reached; None where the machine's are not known."""
-    rate, speed = peaks.rate(dtype, threads), peaks.bandwidth(level, "read", threads)
-    if rate is None or speed is None or not seconds > 0:
-        return None
-    return Utilization(flops / seconds / rate, moved / seconds / speed, level)

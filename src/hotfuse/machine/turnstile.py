@@ -1,8 +1,9 @@
 """As many callers at once as Python's lock can keep busy; others wait for their turn, in order.
 
-A program of many small operators takes the lock back after each of them. Where more threads run it than the time of an operator
-allows to hand the lock around, all of them are slower together than some of them were: an OCR model on 16 cores answered 139 calls
-a second on 4 threads, 148 on 8 and 114 on 16, and whatever runs beside them (a capture, a proof) gets a seventeenth of the lock.
+A program of many small operators takes the lock back after each of them. Handing the lock to the next thread takes time, and an
+operator is short. Beyond some number of threads, all of them together are slower than fewer were: an OCR model on 16 cores
+answered 139 calls a second on 4 threads, 148 on 8 and 114 on 16. A capture or a proof beside sixteen threads gets a seventeenth of
+the lock.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def _packed_attention(
     for (a, b), (c, d) in zip(pairwise(rows), pairwise(rows_k), strict=True):
         if a < b and c < d:
             if bias is not None and bias.shape[2] < d - c:
-                raise InputError(f"packed_attention's bias is for {bias.shape[2]} keys, and a sequence has {d - c}")
+                raise InputError(f"packed_attention's bias is for {bias.shape[2]} keys, and a sequence has {d - c}",
+                                 hint="as many as the longest sequence has")
             added = None if bias is None else bias[a:b, :, : d - c].transpose(0, 1)
             out[a:b] = _one(query[a:b], key[c:d], value[c:d], scale, left, right, added)
     return out
@@ -79,9 +80,11 @@ def _check(
     """What sizes and types tell."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 3:
-            raise InputError(f"packed_attention takes {name} as [tokens, heads, width], not {x.dim()} dims")
+            raise InputError(f"packed_attention takes {name} as [tokens, heads, width], not {x.dim()} dims",
+                             hint="tokens of all sequences behind each other, without a batch dim")
         if x.dtype != query.dtype or not x.is_floating_point():
-            raise InputError(f"packed_attention's {name} is {x.dtype}, its query {query.dtype}")
+            raise InputError(f"packed_attention's {name} is {x.dtype}, its query {query.dtype}",
+                             hint="one floating-point type for all")
     for name, x in (("offsets", offsets), ("offsets_k", offsets_k)):
         if x is not None and (x.dim() != 1 or x.dtype not in _OFFSETS):
             raise InputError(f"packed_attention's {name} have {x.dim()} dims of {x.dtype}", hint="one dim of int32 or int64")
@@ -89,10 +92,12 @@ def _check(
     if value.shape[1] != kv or query.shape[2] != key.shape[2] or (heads % kv if kv else heads):
         raise InputError(
             f"packed_attention's heads do not fit: queries {heads} of {query.shape[2]}, keys {kv} of {key.shape[2]}, values "
-            f"{value.shape[1]}"
+            f"{value.shape[1]}",
+            hint="keys and values have the same heads, queries a multiple of them; keys are as wide as queries",
         )
     if key.shape[0] != value.shape[0]:
-        raise InputError(f"packed_attention has {key.shape[0]} rows of keys and {value.shape[0]} of values")
+        raise InputError(f"packed_attention has {key.shape[0]} rows of keys and {value.shape[0]} of values",
+                         hint="one row a token in both")
     if offsets_k is None and query.shape[0] != key.shape[0]:
         raise InputError(f"packed_attention has {query.shape[0]} rows of queries and {key.shape[0]} of keys", hint="pass offsets_k")
     if bias is not None and (bias.dim() != 3 or bias.shape[:2] != query.shape[:2] or bias.dtype != query.dtype):
@@ -101,7 +106,8 @@ def _check(
             hint=f"{query.dtype} of [{query.shape[0]} tokens, {heads} heads, keys]",
         )
     if offsets_k is not None and offsets.shape[0] != offsets_k.shape[0]:
-        raise InputError(f"packed_attention has {offsets.shape[0]} offsets, and {offsets_k.shape[0]} of keys")
+        raise InputError(f"packed_attention has {offsets.shape[0]} offsets, and {offsets_k.shape[0]} of keys",
+                         hint="one more than there are sequences, in both")
 
 
 def _ascending(offsets: Tensor, tokens: int, name: str) -> list[int]:
@@ -119,7 +125,7 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scale: float | None, left: int, right:
     """One sequence: [rows, heads, width]."""
     grouped = q.shape[1] != k.shape[1]
     plain = bias is None and left < 0 and (right < 0 or (right == 0 and q.shape[0] == k.shape[0]))
-    window = None if plain or (left < 0 and right < 0) else seen(q.shape[0], k.shape[0], left, right, q.device)
+    window = None if plain or (left < 0 and right < 0) else within_window(q.shape[0], k.shape[0], left, right, q.device)
     mask = window
     if bias is not None:
         mask = bias if window is None else bias.masked_fill(~window, -torch.inf)
@@ -130,7 +136,7 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scale: float | None, left: int, right:
     return y if window is None else y.masked_fill(~window.any(1)[:, None, None], 0.0)
 
 
-def seen(queries: int, keys: int, left: int, right: int, device: torch.device) -> Tensor:
+def within_window(queries: int, keys: int, left: int, right: int, device: torch.device) -> Tensor:
     """Which keys [query, key] lie in a window around each query's place; the last query stands at the last key."""
     ahead = torch.arange(keys, device=device) - (torch.arange(queries, device=device)[:, None] + (keys - queries))
     inside = torch.ones(queries, keys, dtype=torch.bool, device=device)

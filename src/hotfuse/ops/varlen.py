@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hotfuse.base.errors import InputError
-from hotfuse.ops.packed import seen
+from hotfuse.ops.packed import within_window
 from hotfuse.ops.schema import argument_names
 
 OP = "torch_attn._varlen_attn.default"
@@ -74,6 +74,6 @@ def _lse(
         if a < b and c < d:
             keys = k[c:d].float().repeat_interleave(shared, 1)
             scores = torch.einsum("qhd,khd->hqk", q[a:b].float(), keys) * factor
-            hidden = ~seen(b - a, d - c, left, right, q.device)
+            hidden = ~within_window(b - a, d - c, left, right, q.device)
             found[:, a:b] = torch.logsumexp(scores.masked_fill(hidden, -torch.inf), -1)
     return found

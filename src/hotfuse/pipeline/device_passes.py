@@ -11,7 +11,7 @@ import torch
 from hotfuse.analysis.growth import read_in_any_strides
 from hotfuse.analysis.placement import accelerator_of
 from hotfuse.backends import registry
-from hotfuse.backends.protocol import DeviceBackend
+from hotfuse.backends.device_protocol import DeviceBackend
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.passes import Pass, run_all
 from hotfuse.base.settings import Settings

@@ -87,8 +87,6 @@ LAYOUTS: dict[RecordKind, np.dtype[Any]] = {
     ),
     RecordKind.CALL: _dtype([("tier", "<i8"), ("ns", "<i8"), ("cost_ns", "<i8")]),
 }  # fmt: skip
-HEAD = np.dtype([*_HEAD, ("rest", f"V{SIZE - BODY}")])
-"""Any record, as far as all are alike."""
 
 _head = struct.Struct("<BBBBIIIQQ")
 _value = struct.Struct(f"<{MAX_RANK}qqq")

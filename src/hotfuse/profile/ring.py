@@ -36,7 +36,6 @@ SLOTS = 4096
 
 Publish = Callable[[int, int, int], None]
 """Native: (address of the ring, address of records, how many)."""
-_U64 = (1 << 64) - 1
 
 
 class Ring:

@@ -1,11 +1,11 @@
 """Whether the model's own code, and a plan on the library's kernels, has its team of threads or the calling thread alone.
 
-A loop of the library ends with its last thread. Where other programs (or workers of ours) have cores of a small team, one of its
-threads stands behind them in a queue while the others look for it, for a whole slice of time and in every loop: on two cores
-beside one busy program, an encoder took 115 ms on two threads where it takes 24 on one. Native runs find that out by themselves
-(`backends.llvm.threads.alone`); the library does not. So calls that are timed anyway tell how long they took with their team,
-and where they take clearly longer than they once did one of them is tried on a single thread; what is quicker goes on, and the
-other is tried again rarely. Sizes of calls make kinds, four to a power of two.
+A loop of the library ends with its last thread. Where other programs (or our own workers) occupy cores of a small team, one of its
+threads waits in the scheduler's queue for a whole time slice, in every loop, and the others wait for it. On two cores beside one
+busy program, an encoder took 115 ms on two threads and 24 ms on one. Native runs find that out by themselves
+(`backends.llvm.threads.alone`); the library does not. So calls that are timed anyway tell how long they took with their team.
+Where they take clearly longer than before, one call is tried on a single thread. The quicker side goes on, and the other is tried
+again rarely. Sizes of calls make kinds, four to a power of two.
 
 Nothing is done for short calls, whose loops are few, nor for teams of four threads and more: those leave cores in another way
 (`machine.team_size`), and one thread is seldom quicker than the rest of them.

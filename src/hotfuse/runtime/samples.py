@@ -6,9 +6,9 @@ changes is seen to change. Where inputs must not be kept, plans are proven on ma
 A graph that has some paths through code which reads its data is not for every call. Kept calls are shown only once it is known that
 the graph has their path: what a plan answered has it, and of the others it is found out in the background (`vet`).
 
-A call that is half of a round is looked at as every other one then is. So large inputs that would take the place of kept ones are
-copied in a small part of the time: a copy of some megabytes, into memory that was just given back, takes ten times what a short
-model takes for them (decision 257).
+While two plans answer calls in turns, every call is looked at. Copying large inputs may take only a small part of the time then: a
+copy of some megabytes, into memory that was just given back, takes ten times as long as a short model computes on them (decision
+257).
 
 Any number of threads call: one notes at a time, and what comes meanwhile is passed over, so that no call waits. Readers take no
 lock: what is kept of a signature is exchanged by one reference store. While nobody calls, less is kept.

@@ -5,10 +5,10 @@
     %y: f32[B, 64] = select(%g, 1, 0)                   %g: f32[B, 1, 64] = gelu(%h)
                                                         %y: f32[B, 64] = select(%g, 1, 0)
 
-A classifier on the first token reads one row of what its last layer makes. Going backwards from the outputs, a value of which every
-reader wants the same row, and whose op makes each row from that row of its operands (`analysis.row_axes`), is made for that row
-alone: products, norms, residuals, the queries of an attention. Keys and values are wanted whole, and the layers before with them.
-That is a fact of the graph, so there is no guard. It is done only where a product gets smaller.
+A classifier on the first token reads one row of what its last layer makes. The pass goes backwards from the outputs. A value is
+made for one row alone if every reader wants that row, and if its op makes each row from the same row of its operands
+(`analysis.row_axes`): products, norms, residuals, the queries of an attention. Keys and values are wanted whole, and the layers
+before with them. That is a fact of the graph, so there is no guard. It is done only where a product gets smaller.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class RowDemands:
     def _mode(self, i: int, node: Node) -> RowMode:
         asked = {self.rows[v.name] for v in node.outs if v.name in self.rows}
         wanted_whole = any(v.name in self.whole for v in node.outs)
-        if i in self.attends and (mode := self._attending(self.attends[i], node, asked, wanted_whole=wanted_whole)) is not None:
+        if i in self.attends and (mode := self._attending(self.attends[i], asked, wanted_whole=wanted_whole)) is not None:
             return mode
         if not wanted_whole and len(asked) == 1:
             return RowMode.ROWS if self._by_rows(node, next(iter(asked))) else RowMode.WHOLE
@@ -434,7 +434,7 @@ class RowDemands:
             return fact.places == _KEYS and fact.live is not None and bool(fact.live) and not bool(fact.dead) and number <= LOWEST
         return hidden.places == _KEYS and hidden.live is not None and hidden.live.item() == 0 and hidden.dead.item() <= LOWEST
 
-    def _attending(self, how: MaskedAttention, node: Node, asked: set[RowPlaces], *, wanted_whole: bool) -> RowMode | None:
+    def _attending(self, how: MaskedAttention, asked: set[RowPlaces], *, wanted_whole: bool) -> RowMode | None:
         if not wanted_whole and asked == {how.queries} and how.asks == self.mask.rows:
             self._want(how.q, how.queries)
             mode = RowMode.ATTENDS

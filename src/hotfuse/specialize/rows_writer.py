@@ -21,7 +21,7 @@ from hotfuse.specialize.row_demands import EXPANDS, CannotPack, RowDemands
 
 
 class RowsWriter(ABC):
-    """Writes nodes on rows: who writes says where rows of a value come from that no node makes."""
+    """Writes nodes on rows; a subclass says where rows of a value come from that no node makes."""
 
     def __init__(self, demands: RowDemands, size: str) -> None:
         """`size`: what the number of rows is called."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from hotfuse.backends.protocol import MIN_LEFT
+from hotfuse.backends.device_protocol import MIN_LEFT
 
 
 def free_bytes(device: torch.device) -> int:

@@ -3,7 +3,7 @@
 The second call of a kind records, on its own thread (`backends.cuda.graph_recording` says why). The third one compares a replay
 with the kernels one by one. Both answer with the latter. That takes such calls some milliseconds; all recordings together take at
 most a small part of the time. Recordings of one plan share a memory pool, and so they are replayed one at a time: a lock orders the
-threads, and an event the streams that they use. Of many the one that was not replayed for the longest goes first.
+threads, and an event the streams that they use. When there are too many, the least recently replayed one is dropped first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.protocol import RecordingDevice, Replay, too_large
+from hotfuse.backends.device_protocol import RecordingDevice, Replay, too_large
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import error_text

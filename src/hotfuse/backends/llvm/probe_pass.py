@@ -18,7 +18,6 @@ from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.backends.llvm.runs.abi import entry
 from hotfuse.backends.llvm.runs.symbols import symbol, symbol_of
 from hotfuse.backends.llvm.threads.parallel import runtime
-from hotfuse.ir.types import DType
 from hotfuse.native import publish
 from hotfuse.native.jit import compile_object, load_object
 from hotfuse.native.target import CpuTarget, host
@@ -30,11 +29,6 @@ MAX_ELEMENTS_LOOKED_AT = 1 << 18
 """Elements of one value that a sample looks at: about a tenth of a millisecond."""
 _NUMBER = {torch_dtype(d): i for i, d in enumerate(DTYPES)}
 _EMPTY = np.array([0, 0, 0, 0, 0, 0, 0], np.int64).tobytes() + np.array([np.inf, -np.inf, 0.0]).tobytes()
-
-
-def dtype_of(number: int) -> DType:
-    """The element type a record names."""
-    return DTYPES[number]
 
 
 def compile_all(target: CpuTarget | None = None) -> dict[str, bytes]:

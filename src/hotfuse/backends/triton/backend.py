@@ -7,7 +7,7 @@ from importlib.metadata import version
 import torch
 
 from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, LaunchShape
-from hotfuse.backends.protocol import LaunchedKernel
+from hotfuse.backends.device_protocol import LaunchedKernel
 from hotfuse.backends.triton.device_build import build, triton_missing
 from hotfuse.backends.triton.driver import DeviceFunction
 from hotfuse.backends.triton.emit import TritonSource, emit

@@ -71,15 +71,6 @@ class _Driver:
 _driver = _Driver()
 
 
-def unusable() -> str:
-    """Why device code cannot be loaded; empty where it can."""
-    try:
-        _driver.open()
-    except CaptureError as e:
-        return e.because
-    return ""
-
-
 def when_idle(device: torch.device) -> bool:
     """Wait until the default stream, on which most programs serve, has nothing queued, a bounded time; whether it had nothing."""
     until = time.monotonic() + IDLE_S

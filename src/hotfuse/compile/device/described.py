@@ -1,4 +1,4 @@
-"""A device as its performance model knows it, what it has and reaches; and whether what it was told was kept."""
+"""A device as its performance model knows it: what it has, what it reaches, and whether new measurements of it were kept."""
 
 from __future__ import annotations
 

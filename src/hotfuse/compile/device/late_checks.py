@@ -2,13 +2,13 @@
 
     z = assume(y, c);  return z     ->     return y, c        c is read on the host when everything was launched
 
-A recording cannot hold an operator that reads the device's data on the host. The way of a call was traced without branches, and its
-check is its last node, so that nothing is lost by looking later: a call that takes another way is answered by the model's own code,
-as ever. A program that reads data waits for the device in every call anyway.
+A recording cannot hold an operator that reads the device's data on the host. A call's path was traced without branches, and its
+check is its last node, so nothing is lost by looking later: a call on another path is answered by the model's own code, as ever. A
+program that reads data waits for the device in every call anyway.
 
-Kernels that read by numbers they are given (an embedding, an index) stop the whole process on a device where the numbers are out of
-bounds. On another way the model's code may have seen to that. So graphs with such an operator behind the first value that is read
-are not for devices (`unsafe_behind_reads`).
+Kernels that read at indices they are given (an embedding, an index) stop the whole process on a device if an index is out of
+bounds. On another path the model's own code may check the indices first. So graphs with such an operator behind the first value
+that is read are not for devices (`unsafe_behind_reads`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.protocol import LaunchedKernel
+from hotfuse.backends.device_protocol import LaunchedKernel
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import evaluate

@@ -8,10 +8,10 @@
 A step of a generation has another length every time, so nothing of it would ever be recorded. In a buffer all steps are the same
 kernels on the same memory, and one recording is replayed for as long as the buffer lasts (decision 180).
 
-Rows of a buffer behind those that are filled are zeros, or whatever was computed of them: nothing that mixes rows may read them. So
-a value that is as long as the filled part may be viewed, computed element by element, and read by attention, whose mask hides the
-rest; sums from the first row on, rows by their numbers, and the last rows are right as well. Any other reader is a reason not to do
-this.
+Rows of a buffer behind the filled ones are zeros, or values computed from zeros, so no op that mixes rows may read them. A value
+as long as the filled part may therefore be viewed, computed element by element, and read by attention, whose mask hides the rest.
+Running sums from the first row on, rows picked by their numbers, and the last rows are right, too. If there is any other reader,
+the graph is not rewritten.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from hotfuse.analysis.growth import Growth, read_in_any_strides
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.compile.device.counted_nodes import CountedNodes
 from hotfuse.compile.device.length_bounds import TRUE, Bounds, KnownBounds, Linear
 from hotfuse.ir.dims import Dim, Sym, evaluate, expr, substitute, sym, symbols
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, output_values, unused_name, values_in
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import ROW_MAJOR, DType, ScalarType, TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
@@ -75,28 +76,22 @@ def with_static_caches(graph: Graph, capacity: int) -> StaticCacheGraph:
     return _StaticCacheRewriter(graph, capacity).rewritten()
 
 
-class _StaticCacheRewriter:
+class _StaticCacheRewriter(CountedNodes):
     def __init__(self, graph: Graph, capacity: int) -> None:
         self.graph, self.capacity = graph, capacity
         self.growths = read_in_any_strides(graph)
         if not self.growths:
             raise not_static("nothing grows")
+        grown = graph.inputs[self.growths[0].input].type
+        assert isinstance(grown, TensorType)
+        super().__init__(graph, grown.device)
         self.symbol, self.rows = self._one_length()
         self.others = self._as_long()
-        self.taken = {v.name for v in graph.inputs} | {p.value.name for p in graph.params}
-        self.taken |= {v.name for n in graph.nodes for v in n.outs}
-        self.nodes: list[Node] = []
-        self.values: dict[str, Value] = {p.value.name: p.value for p in graph.params}
         self.counts: dict[str, int | Dim] = {}
         """Numbers of the host: what they are, with the length as a symbol."""
         self.hidden: dict[str, Value] = {}
         self.positions: set[str] = set()
         """Values whose every element is the number of its own row."""
-        device = graph.inputs[self.growths[0].input].type
-        assert isinstance(device, TensorType)
-        self.device = device.device
-        self.count = Value(self._name("count"), TensorType(DType.I64, (), ROW_MAJOR, self.device))
-        self.counted: dict[int, Value] = {0: self.count}
         self._filled: Value | None = None
         self._bounds = KnownBounds()
         self._ends: tuple[Value, Value] | None = None
@@ -463,34 +458,6 @@ class _StaticCacheRewriter:
         return made
 
     # --- pieces ----------------------------------------------------------------------------------
-
-    def _name(self, stem: str) -> str:
-        found = unused_name(stem, self.taken)
-        self.taken.add(found)
-        return found
-
-    def _emit(self, node: Node) -> Value:
-        self.nodes.append(node)
-        self.values |= {v.name: v for v in node.outs}
-        return node.outs[0]
-
-    def _new(self, stem: str, op: str, args: tuple[Arg, ...], dtype: DType, shape: Sequence[int]) -> Value:
-        out = Value(self._name(stem), TensorType(dtype, tuple(shape), ROW_MAJOR, self.device))
-        return self._emit(Node(Kind.OPERATOR, op, args, (out,)))
-
-    def _arange(self, n: int) -> Value:
-        out = Value(self._name("each"), TensorType(DType.I64, (n,), ROW_MAJOR, self.device))
-        return self._emit(self._arange_node(n, out))
-
-    def _arange_node(self, n: int, out: Value) -> Node:
-        assert isinstance(out.type, TensorType)
-        attrs: tuple[tuple[str, Arg], ...] = (("dtype", out.type.dtype), ("device", Token("device", out.type.device)))
-        return Node(Kind.OPERATOR, "aten.arange.default", (n,), (out,), attrs)
-
-    def _counted(self, offset: int) -> Value:
-        if offset not in self.counted:
-            self.counted[offset] = self._new("counted", "aten.add.Tensor", (self.count, offset), DType.I64, ())
-        return self.counted[offset]
 
     def _number(self, name: str) -> Arg:
         d = self.counts[name]

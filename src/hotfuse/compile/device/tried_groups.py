@@ -12,7 +12,7 @@ import torch
 from hotfuse.analysis.attention import BOUNDED
 from hotfuse.backends import registry
 from hotfuse.backends.device_code import BuiltDeviceKernel
-from hotfuse.backends.protocol import LaunchedKernel
+from hotfuse.backends.device_protocol import LaunchedKernel
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.compile.device.launch import GeneratedKernel
 from hotfuse.compile.device.trial import DeviceTrial

@@ -109,7 +109,7 @@ class Calibration:
         self.store, self.host, self.executor = store, at, executor
         self.report = Report()
         self.row_cache = RowCache(measure.tile_of)
-        self._known = rows.known(store, at.machine)
+        self._known = rows.measured_before(store, at.machine)
         own = itertools.chain(remembered(store.problems()), calibrated(seed)) if problems is None else problems
         self.items = items(own, at.core)
 

@@ -85,7 +85,7 @@ def _work(kept: Notes, executor: Executor) -> _Work:
     place = (kept.place.path, kept.host.at.threads)
     begun = _begun.get(place)
     if begun is None or not names <= begun.problems:
-        known = len(rows.known(kept.store, kept.host.machine))
+        known = len(rows.measured_before(kept.store, kept.host.machine))
         drawn = itertools.takewhile(lambda _: known + made.report.measured < MAX_DRAWN_ROWS, draws(SEED))
         made = Slice(kept.store, kept.host, executor, problems=itertools.chain(remembered(own), drawn))
         begun = _begun[place] = _Work(made, names)

@@ -41,7 +41,6 @@ BURST_S = 120e-6
 MAX_CALLS = 400
 MIN_TURNS, MAX_S = 6, 0.3
 """Every kernel has so many turns; a long one has no more once they took this long."""
-Message = tuple[dict[str, Any], list[bytes]]
 
 
 def tile_of(

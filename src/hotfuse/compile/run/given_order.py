@@ -4,9 +4,9 @@
     %y = a run that reads %h
 
 A region of a graph is laid out with channels innermost before anybody knows which of its nodes the library is faster at. A
-convolution of torch gives channels last where what it reads lies so. A run that believed the types found something else in every
-call, and left each to the chain of single partitions: the first layer of most image transformers (patches of 16 by 16) did that. A
-prediction that is wrong costs what it did before: a call checks how its inputs lie.
+convolution of torch gives channels last only where its input has them. A run that believed the types found another layout in every
+call, and left every call to the chain of single partitions; the first layer of most image transformers (patches of 16 by 16) was
+such a case. Every call still checks the layout of its inputs, so a wrong prediction costs no more than that chain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The request of kind `runs`: a body with its kernels becomes native runs, in the worker.
 
-Library parts between kernels are looked at once more: views need no code, and small groups that only lost to the library by the
-cost of leaving the run and entering a kernel from Python are kernels after all, since inside a run that cost is gone.
+Library parts between kernels are looked at once more. Views need no code. Small groups may have lost to the library only by the
+cost of leaving the run and entering a kernel from Python; inside a run that cost is gone, so they become kernels after all.
 """
 
 from __future__ import annotations

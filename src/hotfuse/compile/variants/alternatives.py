@@ -215,9 +215,7 @@ def _constant(graph: Graph, anchor: Node) -> bool:
     return isinstance(right, Value) and right.name in {p.value.name for p in graph.params}
 
 
-def _right_bytes(
-    graph: Graph, anchor: Node, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], n: int
-) -> int:
+def _right_bytes(anchor: Node, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], n: int) -> int:
     right = argument(anchor, PRODUCTS[packet(anchor.op)][1])
     return (value_bytes(right, {**sizes, **env(n)}) or 0) if isinstance(right, Value) else 0
 
@@ -230,7 +228,7 @@ def _laying_out(
     def waste(n: int) -> float:
         if anchor is None or _constant(graph, anchor):
             return 0.0
-        return 2 * _right_bytes(graph, anchor, sizes, env, n) / peaks.cache_bytes_per_s
+        return 2 * _right_bytes(anchor, sizes, env, n) / peaks.cache_bytes_per_s
 
     return waste
 
@@ -242,7 +240,7 @@ def _read_again(
 
     def waste(n: int) -> float:
         again = -(-n // few) - 1
-        return 2 * again * _right_bytes(graph, anchor, sizes, env, n) / peaks.cache_bytes_per_s
+        return 2 * again * _right_bytes(anchor, sizes, env, n) / peaks.cache_bytes_per_s
 
     return waste
 

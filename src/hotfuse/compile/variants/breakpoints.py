@@ -16,7 +16,7 @@ NAME = "breakpoints"
 _BETWEEN = " | "
 
 
-def known(own: Shifts) -> Shifts:
+def remembered(own: Shifts) -> Shifts:
     """What the store of the request in hand remembers; this process's own where nothing is kept."""
     kept = notes()
     if kept is None or not kept.place.record:

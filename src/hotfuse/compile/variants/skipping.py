@@ -81,7 +81,7 @@ def expected(
     if not whole > 0:
         return WHOLE
     share = round(WHOLE * copied / (whole + copied))
-    return max(1, min(WHOLE, round(share * breakpoints.known(shifts).factor(_SIDES))))
+    return max(1, min(WHOLE, round(share * breakpoints.remembered(shifts).factor(_SIDES))))
 
 
 def break_even(points: list[tuple[int, float, float]]) -> int:

@@ -78,7 +78,7 @@ def attempt(
     """Run a kernel; raises CannotLower when it is wrong, or slower than the library by more than the allowance.
 
     `threads` are those that calls will have: it is timed on as many, or on one where cores are busy. What loses narrowly on one
-    is not refused then if its work can be shared evenly: who is faster on many, the race says.
+    is not refused then if its work can be shared evenly: which side is faster on many threads is left to the race.
     """
     data, weights, library, wanted = _taken(graph, sizes)
     inputs = [data[v.name] for v in graph.inputs]

@@ -147,7 +147,7 @@ class VariantSearch:
     def _predicted(self, question: VariantQuestion, variants: Sequence[Variant], within: SizeRange) -> Crossovers:
         points = within.points(*question.turns)
         found = crossovers(variants, show(question.size), points, self.sizes, self.predict, self.threads, question.env)
-        return breakpoints.known(shifts).corrected(found, [w.name for w in variants])
+        return breakpoints.remembered(shifts).corrected(found, [w.name for w in variants])
 
     # --- building ----------------------------------------------------------------------------------------------------
 

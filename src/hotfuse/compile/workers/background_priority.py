@@ -6,19 +6,20 @@ longer. So the interval is short while jobs run.
 
 That is so where one thread serves. Several that run Python (a server's handlers, which parse and print) then change places every
 ten microseconds, and work half of the time: a threaded server took 160 to 200 ms for 8 requests while jobs ran and 95 behind them.
-So threads that serve are counted (`serves`), several of them keep an interval near the usual one, and a job that waits for a worker
-or for calls (`waiting`), as most jobs do for most of their time, asks nothing of the interpreter (decision 99).
+So threads that serve are counted (`serves`), and several of them keep an interval near the usual one. Most jobs wait for a worker
+or for calls most of the time (`waiting`); meanwhile they ask nothing of the interpreter (decision 99).
 
 A wait ends late, though, by as much as the system may delay a thread's timers so that several end together: 50 microseconds, five
 times the interval. That is a thread's own to choose: threads that serve ask to be woken on time (`punctual`), those that run jobs
 say that they can wait (`patient`), so that they take the lock when it is free and seldom ask a call for it. Measured on a model of
 300 short operators beside a job that never rests: 2.4 times as long as alone with an interval of 100 microseconds, 1.3 times so.
 
-A job makes many objects, and a full garbage collection is due when a quarter of all objects are new: it then walks over the whole
-process, a quarter of a second with torch and a model library loaded, while every thread stands still. While jobs run, many more
-collections of young objects come before one of all, and what a job leaves counts as old when it ends, instead of making a
-collection due in the next call; one that somebody asks for is done all the same. So objects in cycles that jobs left would stay for
-good (some ten megabytes of a small recognizer): when nobody has called for a while they are collected, once for what jobs left.
+A job makes many objects, and a full garbage collection is due when a quarter of all objects are new. It walks over the whole
+process, which takes a quarter of a second with torch and a model library loaded, while every thread stands still. So while jobs
+run, a full collection comes only after many more collections of young objects. Objects that a job leaves count as old when it
+ends, so that they make no collection due in the next call. A collection that a program asks for is still done. Objects in cycles
+that jobs left (some ten megabytes of a small recognizer) would then stay for good, so they are collected once, when nobody has
+called for a while.
 
 A thread that computed keeps its OpenMP team, which makes everybody's loops slower: a job that waits or ends gives it up where a
 team leaves a core to background work. On fewer cores threads that sleep between loops are what workers run on (decision 110).

@@ -1,4 +1,4 @@
-"""A worker process and the pipes to it: started, asked, paused, measured, ended. Who asks what is the pool's business.
+"""A worker process and the pipes to it: started, asked, paused, measured, ended. The pool decides what is asked.
 
 `Worker` starts a fresh interpreter; `compile.workers.forked` has the other kind. The pipes are unbuffered: a process that forks
 in the middle of a message must not send the rest of it twice.

@@ -1,6 +1,7 @@
 """What workers are told of the calls they run beside.
 
-The runtime, which is above this package, counts calls; it says here how they are asked for. Nobody serves in a worker or a tool.
+The runtime, which is above this package, counts calls, and registers here how to ask for the count. In a worker or a tool there
+are no calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Whether background work is short of processor time: a model whose plans come late for that alone is told who has the cores.
+"""Whether background work is short of processor time. If that alone delays a model's plans, its `explain()` says who has the
+cores.
 
     used       cores that workers had, of late
     unused     the part of the machine that nobody used

@@ -2,12 +2,12 @@
 
 They ask `b > a` and give one of the two back, so `max(1e-6, x.std())` is 1e-6 where the deviation is NaN. torch's export has
 `torch.maximum` and `torch.clamp` in their place, which give NaN there, and which read nothing where a call that was recorded did
-(`frontends.paths`). So the same is written as a choice,
+(`frontends.paths`). So a choice is written that gives what Python gives,
 
     max(a, b)   ->   where(b > a, b, a)
 
-where both are numbers of one kind; of others the type of the result depends on data, and along a recorded path everything was read:
-there Python's own function asks. Of symbols torch's form stays, which asks nothing.
+where both are numbers of one type. For numbers of two types the result's type depends on data, and along a recorded path all data
+was read, so there Python's own function runs. Symbols keep torch's form, which reads nothing.
 """
 
 from __future__ import annotations

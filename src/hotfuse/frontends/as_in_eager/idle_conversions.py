@@ -2,9 +2,9 @@
 # What all conversions of a module go through is private to torch.
 """Layers that a model's code converts to what they are (`self.router.to(self.dtype)`, `self.table.to(x.device)`).
 
-From the second call on that changes nothing. While a model is traced its weights are fake, and torch exchanges fake tensors for
-converted ones even where they are the same, which a tracer that refers to them does not let it. So a conversion that gives every
-tensor of a layer back is left out while that layer is traced. One that changes something goes on as torch has it.
+From the second call on that changes nothing. While a model is traced its weights are fake tensors. torch replaces fake tensors by
+converted ones even where both are the same, and fails because the tracer refers to them. So a conversion that changes no tensor of
+a layer is left out while that layer is traced. One that changes something goes on as torch has it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ A packed copy makes calls faster and nothing else, so it may go at any time: whe
 code answers by then), and where the process is idle. All copies of a process together stay within a bound, and making them takes a
 part of the time only: a call that packed all the weights of a model would take several times as long as the one before.
 
-Kernels are compared once in a process for a layer of one shape, in as few runs as tell them apart, and in a part of the time, too:
-calls of a text recognizer that compared each of its 59 convolutions by itself took 200 to 270 ms instead of 25 (decision 353).
+Kernels are compared once in a process for all layers of one shape, in as few runs as tell them apart. That, too, may take a part
+of the time only: calls of a text recognizer that compared each of its 59 convolutions by itself took 200 to 270 ms instead of 25
+(decision 353).
 """
 
 from __future__ import annotations

@@ -125,8 +125,3 @@ def find(domain: str, name: str, opset: int) -> OnnxRow | None:
     versions = _ROWS.get((domain, name), [])
     at = bisect_right([r.since for r in versions], opset)
     return versions[at - 1] if at else None
-
-
-def rows() -> tuple[OnnxRow, ...]:
-    """Every row, for the contract tests and `hotfuse doctor`."""
-    return tuple(r for versions in _ROWS.values() for r in versions)

@@ -47,7 +47,6 @@ _SIZED: frozenset[Any] = frozenset({
     Tensor.repeat_interleave, torch.repeat_interleave, torch.nn.functional.one_hot,
 })  # fmt: skip
 _PADS: frozenset[Any] = frozenset({torch.nn.functional.pad})
-_WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _TRUTHS = (torch.bool, torch.uint8)
 
 

@@ -145,11 +145,6 @@ class PackSpec:
         return self.panels * self.panel_stride * _NUMPY[self.dtype].itemsize
 
 
-def supported(dtype: DType) -> bool:
-    """Whether weights of an element type can be packed."""
-    return dtype in _NUMPY
-
-
 def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
     """Carry a spec out: the packed buffer as one flat array."""
     flat = aligned(spec.panels * spec.panel_stride, _NUMPY[spec.dtype])

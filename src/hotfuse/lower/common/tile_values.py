@@ -7,9 +7,9 @@
         at.store(out, position, at.tile(out, position))
 
 Loads, views and pointwise ops are followed backwards from the value that is wanted; what has been computed at a position is not
-computed again as long as the loops around it last. A reduction's result must have been given: who writes the loops decides when
-it is computed. Tiles have one axis for every tiled counter; extents along which a value does not change are 1, and leading ones
-are left out, so that tiles broadcast against each other.
+computed again as long as the loops around it last. A reduction's result must have been given: the code that writes the loops
+decides when it is computed. Tiles have one axis for every tiled counter; extents along which a value does not change are 1, and
+leading ones are left out, so that tiles broadcast against each other.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The entry: a group of pointwise, movement, reduction and normalization nodes becomes one kernel.
 
-Outputs that fit the loops of one root share a nest; others follow in nests of their own, in the same kernel. Each way of
-arranging the loops is tried until one works: around the first reduction's input, around each output alone, then without
-vectors. Where none does (a reduction inside the loop of another one, a running sum wanted in another order, a value read at
-places that data say), what is in the way is computed first, in a nest of its own, into memory of the kernel's own or of an
-output that it is anyway (`stages`). So is what would be computed at many places for one element of a result (`recompute`).
+Outputs that fit the loops of one root share a nest; others follow in nests of their own, in the same kernel. Each way of arranging
+the loops is tried until one works: around the first reduction's input, around each output alone, then without vectors. Where none
+works (a reduction inside the loop of another one, a running sum wanted in another order, a value read at places that data say),
+the value in the way is computed first, in a nest of its own, into memory of the kernel (or into an output, if the value is one:
+`stages`). The same is done with a value that one element of a result would compute at many places (`recompute`).
 """
 
 from __future__ import annotations

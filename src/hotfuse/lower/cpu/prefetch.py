@@ -27,7 +27,7 @@ LEVEL = 2
 _GIVEN = frozenset({BufferKind.INPUT, BufferKind.OUTPUT})
 
 
-def large(buffers: Iterable[Buffer], core: Core) -> Dim:
+def exceeds_caches(buffers: Iterable[Buffer], core: Core) -> Dim:
     """A predicate: whether what callers give is more than the caches near a core hold."""
     total = expr("+", 0, *(_bytes(b) for b in buffers if b.kind in _GIVEN))
     return expr("<", BEYOND_CACHES_FACTOR * core.l2, total)
@@ -39,7 +39,7 @@ def _bytes(buffer: Buffer) -> Dim:
 
 def with_prefetches(kernel: Kernel, core: Core) -> Kernel:
     """The kernel with lines of the next row asked for where data is large; the same one where its rows have a single pass."""
-    pred = large(kernel.buffers, core)
+    pred = exceeds_caches(kernel.buffers, core)
     if pred == 0:
         return kernel
     body = tuple(_rows(kernel, s, pred) if isinstance(s, Loop) and _passes(s) else s for s in kernel.body)

@@ -73,7 +73,7 @@ class _Rows:
         (x,), (y,) = node.ins, node.outs
         self.b, self.width, self.threads = b, HEAVY_VECTORS * core.lanes, core.threads
         self.x, self.y = memory.place(x).buffer, memory.output(y).buffer
-        self.large = prefetch.large((self.x, self.y), core)
+        self.large = prefetch.exceeds_caches((self.x, self.y), core)
         *outer, columns = shape_of(x)
         assert isinstance(columns, int)
         self.rows, self.columns = product(tuple(outer)), columns

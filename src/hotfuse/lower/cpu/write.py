@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from hotfuse.analysis.vector_loops import step_vectors
+from hotfuse.analysis.vector_loops import rest_vector, step_vectors, whole_turns
+from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Value
@@ -51,7 +52,7 @@ def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[LoopStretch]:
         if isinstance(left, int):
             if left < width:
                 continue
-            end = add(at, left // width * width)
+            end = add(at, int(whole_turns(left, width)) * width)
         else:
             end = add(at, expr("*", expr("//", left, width), width))
         found.append(LoopStretch(width, at, end, partial=False))
@@ -59,7 +60,8 @@ def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[LoopStretch]:
     left = sub(stop, at)
     if isinstance(left, int):
         if left > 0:
-            width = 1 << (left - 1).bit_length()
+            if (width := int(rest_vector(left))) < left:
+                raise InternalError(f"a rest of {left} elements", because=f"steps of {widths} leave more than a vector")
             found.append(LoopStretch(width, at, stop, left != width))
     elif widths[-1] > 1:
         found.append(LoopStretch(widths[-1], at, stop, partial=True))

@@ -3,11 +3,11 @@
     %d = div(%x, 0.0137)   %r = round(%d)   %a = add(%r, 98.0)   %y = clamp(%a, 0, 255)
     ->     d = fma(x, high, x * low)        high + low = 1 / 0.0137 in twice the digits, neither below zero
 
-A division of vectors takes as long as ten products, and quantizing divides each element once. One product by the reciprocal is
-off in the last digit of every fourth quotient, which rounding to integers shows at ties. With the reciprocal in two parts
-quotients that differ from the divided ones are rare; where saturation leaves few integers, the numbers at which a quotient passes
-from one to the next are all tried here, and where one is not the division's, it stays a division. Away from those numbers both
-quotients are on the same side of the tie: neither is off by more than one unit in the last place.
+A division of vectors takes as long as ten products, and quantizing divides each element once. One product by the reciprocal is off
+in the last digit of every fourth quotient, which rounding to integers shows at ties. With the reciprocal in two parts, quotients
+that differ from the divided ones are rare. Where saturation leaves few integers, all numbers at which the quotient passes from one
+integer to the next are tried here. If one of them gives another integer than the division does, the division stays. Away from
+those numbers both quotients are on the same side of the tie: neither is off by more than one unit in the last place.
 
 Infinities and what is not a number come out as from a division: both parts are positive, or there is one.
 """

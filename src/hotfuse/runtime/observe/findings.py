@@ -30,7 +30,7 @@ from hotfuse.machine.memory_traffic import of_misses
 from hotfuse.ops.table import Access, lookup
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
-from hotfuse.runtime.observe.partition_cost import known, partition_cost
+from hotfuse.runtime.observe.partition_cost import or_unknown, partition_cost
 from hotfuse.runtime.plan import Plan
 
 MAX_PARTITIONS = 12
@@ -160,7 +160,7 @@ def _complete(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], 
     if p.bytes >= 0 and p.flops >= 0:
         return p
     cost = partition_cost(plan, index, env, outcomes)
-    return replace(p, bytes=known(cost.bytes), flops=known(cost.flops))
+    return replace(p, bytes=or_unknown(cost.bytes), flops=or_unknown(cost.flops))
 
 
 def _times(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], threads: int) -> PartitionTimes:

@@ -23,7 +23,7 @@ from hotfuse.runtime.observe.call_notes import MAX_CONTROL, Noting, RecordValue,
 from hotfuse.runtime.observe.counted_values import RunProbes, stored
 from hotfuse.runtime.observe.instrumented_code import Wrapped
 from hotfuse.runtime.observe.meters import Meters, part_of
-from hotfuse.runtime.observe.partition_cost import UNKNOWN, known, partition_cost
+from hotfuse.runtime.observe.partition_cost import UNKNOWN, or_unknown, partition_cost
 from hotfuse.runtime.observe.watch_points import choose
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.compressed import StoredKernels
@@ -155,7 +155,7 @@ class InstrumentedPlan:
         self._inside.count_with(kernels)
 
     def needs_costs(self, signature: int) -> bool:
-        """Whether a signature's flops and bytes are to be worked out: who is told so does it."""
+        """Whether a signature's flops and bytes are to be worked out: the caller that is told so works them out."""
         if signature in self._costs or signature in self._working_out or len(self._working_out) >= MAX_COSTS:
             return False
         self._working_out.add(signature)  # once: the job may wait for long behind others
@@ -170,4 +170,4 @@ class InstrumentedPlan:
             return
         totals = [partition_cost(self.plan, p.index, env) for p in parts]
         self._inside.size(signature, env)
-        self._costs[signature] = tuple((known(t.bytes), known(t.flops)) for t in totals)
+        self._costs[signature] = tuple((or_unknown(t.bytes), or_unknown(t.flops)) for t in totals)

@@ -14,7 +14,7 @@ UNKNOWN = -1
 """What records hold where data decide."""
 
 
-def known(n: int | None) -> int:
+def or_unknown(n: int | None) -> int:
     """A number of a record."""
     return UNKNOWN if n is None else n
 

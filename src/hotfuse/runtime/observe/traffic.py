@@ -1,8 +1,8 @@
 """What calls of an entry were seen to bring, put together for planners, in the background.
 
-Sampled calls tell what partitions take (before there are any, the call that their plan was raced on; both are weights of the graph,
-`runtime.observe.graph_weights`) and what masks hide, kept calls which sizes data have, and counts of calls which sizes they come
-in. Nothing of it is asked for on the path of a call.
+Sampled calls tell what partitions take and what masks hide. Before there are any, the call that the plan was raced on tells what
+partitions take; both become weights of the graph (`runtime.observe.graph_weights`). Kept calls tell which sizes data have. Counts
+of calls tell how often which sizes come. Nothing of it is asked for on the path of a call.
 """
 
 from __future__ import annotations

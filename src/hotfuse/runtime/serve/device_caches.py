@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
+from hotfuse.backends.device_protocol import MIN_LEFT, RecordingDevice, Replay
 from hotfuse.backends.library import meaning
-from hotfuse.backends.protocol import MIN_LEFT, RecordingDevice, Replay, Run
+from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.faults import error_text

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.protocol import RecordedRun, Run
+from hotfuse.backends.device_protocol import RecordedRun
+from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.device_stream import being_recorded_here

@@ -14,11 +14,11 @@ Their gradients do not travel along the edge between the two: they wait in `Want
 and those of several calls are added up there, as the engine adds up what comes along edges.
 
 Which results require gradients is seen in the model's own results, once for each pattern of what requires them among inputs and
-parameters (`GradientLink`). What this cannot do like eager stays in the model's own code, and `explain()` says so: results sharing
-memory with inputs, weights or one another (one tensor in several places is served); programs that do call `backward`: the
-model would run twice, and what a loss makes of results that are rounded otherwise would not be what it makes of eager's
-(decision 41); and calls under hooks on saved tensors: `torch.utils.checkpoint` counts what is saved in a call and what in its
-repetition, and one of the two may be a plan's.
+parameters (`GradientLink`). Three kinds of calls cannot be served like eager. They stay in the model's own code, and `explain()`
+says so. First, results that share memory with inputs, weights or one another (one tensor in several places is served). Second,
+programs that do call `backward`: the model would run twice, and a loss of results that are rounded otherwise differs from eager's
+(decision 41). Third, calls under hooks on saved tensors: `torch.utils.checkpoint` compares what a call saves with what its
+repetition saves, and one of the two may run in a plan.
 """
 
 from __future__ import annotations

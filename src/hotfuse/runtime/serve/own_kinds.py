@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.protocol import Replay
+from hotfuse.backends.device_protocol import Replay
 from hotfuse.base.errors import InputError
 from hotfuse.base.known_structure import KnownStructures
 from hotfuse.base.lazy_dataclass import dataclass
@@ -72,7 +72,7 @@ class OwnKind:
     """The call that was timed last."""
     used: float = 0.0
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For `explain()`."""
         state = "refused" if self.refused else "raced" if self.trial is None else "replayed"
         took = (

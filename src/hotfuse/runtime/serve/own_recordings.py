@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from hotfuse.backends import registry
-from hotfuse.backends.protocol import RecordingDevice, too_large
+from hotfuse.backends.device_protocol import RecordingDevice, too_large
 from hotfuse.base.errors import CaptureError, HotfuseError, WrittenInput
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.faults import error_text
@@ -525,7 +525,7 @@ class OwnRecordings:
         if not list(self._kinds) and not self.why_off:
             return {}
         with self._lock:
-            kinds = [k.told() for k in self._kinds if k.recording is not None or k.refused]
+            kinds = [k.to_dict() for k in self._kinds if k.recording is not None or k.refused]
             return {**self.counts, "device_bytes": self._held(), "off": self.why_off, "kinds": kinds}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.protocol import RecordingDevice, Replay
+from hotfuse.backends.device_protocol import RecordingDevice, Replay
 from hotfuse.base.changed_arguments import SAME, contents, refers_to_arguments, take_after
 from hotfuse.base.errors import CaptureError, HotfuseError, RecordingError, WrittenInput
 from hotfuse.base.events import Why

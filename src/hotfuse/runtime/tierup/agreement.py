@@ -1,11 +1,11 @@
 """Judging a plan's outputs against the model's own.
 
-Integers, booleans and strings must be equal. Floats may differ by a relative error measured against the largest magnitude
-in the reference (so that a sum near zero is not judged by its cancellation; `analysis.closeness` says what is apart from that); NaN
-and infinities must stand in the same places. Half precisions get the tolerance their format allows.
+Integers, booleans and strings must be equal. Floats may differ by a relative error. It is measured against the largest magnitude
+in the reference, so that a sum near zero is not judged by its cancellation (`analysis.closeness` has the exceptions). NaN and
+infinities must stand in the same places. Half precisions get the tolerance their format allows.
 
-What lies on a device and is not the same bit by bit is compared on the host: comparing there takes kernels that nothing else uses,
-and loading each for the first time holds up calls for longer than they take (seen: 120 ms of them at batch 64). Small results are
+Results on a device that are not equal bit by bit are compared on the host. Comparing on the device takes kernels that nothing else
+uses, and loading one for the first time holds up calls for longer than they take (seen: 120 ms, at batch 64). Small results are
 copied at once: even the kernels that tell whether bits are equal took 28 ms to load in the call that recorded.
 """
 

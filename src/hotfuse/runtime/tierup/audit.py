@@ -1,18 +1,18 @@
 """The audit: a deployed plan stays on trial against what it replaced, for as long as it serves.
 
 Now and then a call goes to the reference, the model's own code or whatever else the plan took the place of, and the call beside it
-to the plan: a round, as in a race on live calls. Three detectors weigh the rounds that the plan lost. Each is a sum of bets, one of
-which begins at every round (Shiryaev and Roberts), on "it loses so many of all rounds" against "it loses half of them"; so the
-mean of the three is expected to grow by one per round at most while the plan is not slower, and false alarms are RUN rounds apart
-on average, however often one looks and however long the plan was fast before. A plan that loses every round by a little is
-withdrawn after some sixteen. What a plan costs while it stays grows with how much slower it is, and chance seldom shows large
-ratios in nearly all of the last rounds; so beyond `MUCH_SLOWER` less evidence is asked for: nine rounds if seven times as slow.
+to the plan: a round, as in a race on live calls. Three detectors weigh the rounds that the plan lost. Each is a sum of bets
+(Shiryaev and Roberts): one begins at every round, on "it loses so many of all rounds" against "it loses half of them". While the
+plan is not slower, the mean of the three is expected to grow by at most one per round. So false alarms are RUN rounds apart on
+average, however often one looks and however long the plan was fast before. A plan that loses every round by a little is withdrawn
+after some sixteen. What a plan costs while it stays grows with how much slower it is, and chance seldom shows large ratios in
+nearly all of the last rounds; so beyond `MUCH_SLOWER` less evidence is asked for: nine rounds if seven times as slow.
 
 A round costs what the reference takes longer, twice because its first call only warms caches up, and four looks at calls. That is
-paid from `BUDGET` of the calls' time, so a plan that is much faster is looked at seldom; while it seems slower the reference is no
-cost, and rounds follow each other, those of all threads at the same time (decision 101). Looks at calls of a few microseconds take
-longer than the calls: while a plan seems slower they may cost what it costs to keep it. Which of both is slower is asked there of
-calls that nothing held up (decision 112): beside other programs a median of a few is of those that were.
+paid from `BUDGET` of the calls' time, so a plan that is much faster is looked at seldom. While it seems slower, a call of the
+reference costs nothing, and rounds follow each other, on all threads at the same time (decision 101). Looks at calls of a few
+microseconds take longer than the calls: while a plan seems slower they may cost what it costs to keep it. Which of both is slower
+is asked there of calls that nothing held up (decision 112): beside other programs a median of a few is of those that were.
 """
 
 from __future__ import annotations

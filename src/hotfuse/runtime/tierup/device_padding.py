@@ -14,7 +14,8 @@ import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends import registry
-from hotfuse.backends.protocol import RecordedRun, Run
+from hotfuse.backends.device_protocol import RecordedRun
+from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph

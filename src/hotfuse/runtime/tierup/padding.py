@@ -140,7 +140,7 @@ def _first_packer(
     """By the mask that calls bring and that leaves most out; by one that the graph makes where no such mask packs anything."""
     why, hidden, most = "no input is a mask of two numbers, and no mask of rows is made of inputs", False, 0.0
     best: tuple[float, MaskPacker] | None = None
-    for given, mask, derived in _masks(graph, weights, calls):
+    for given, mask, derived in _masks(graph, calls):
         if derived is not None and best is not None and best[1].maker is None:
             break
         try:
@@ -204,9 +204,7 @@ def _require_hidden_weights(graph: Graph, weights: Mapping[str, torch.Tensor], p
                 raise CannotPack("a table has rows that are much larger than those of calls, which the mask may not hide")
 
 
-def _masks(
-    graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call]
-) -> Iterator[tuple[Graph, MaskInput, DerivedMask | None]]:
+def _masks(graph: Graph, calls: Sequence[Call]) -> Iterator[tuple[Graph, MaskInput, DerivedMask | None]]:
     """What may be a mask: inputs of two numbers, then what the graph makes of inputs by itself; and the graph that is given it.
 
     Inputs that calls do not bring are a packed graph's own.

@@ -1,12 +1,12 @@
 """Two plans measured against each other on real calls: interleaved, alternating who goes first, until one has won or lost.
 
 A machine flips between speeds within milliseconds, so rounds are judged in pairs: did the new plan beat the old one by the margin?
-The evidence is a bet that cannot be won by patience: against "it does so in at most half of all rounds" a stake is put on every
-round, its expected growth is at most 1 if that is true, and so the chance that it ever grows 1/ALPHA-fold is at most ALPHA,
-however often one looks. Half the stake is put on a plan that wins every round, which is through after five of them; the other half
-on any chance above one half. One that keeps losing is out as soon. When the time is up, one that has won more rounds than it lost
-goes on for a while: calls of a tenth of a second have had five rounds by then, and one that was disturbed must not decide. What is
-not decided in the end is refused.
+The evidence is a bet that cannot be won by patience, against "it does so in at most half of all rounds". A stake is put on every
+round. If the claim is true, the stake's expected growth is at most 1, so the chance that it ever grows 1/ALPHA-fold is at most
+ALPHA, however often one looks. Half the stake is put on a plan that wins every round, which is through after five of them; the
+other half on any chance above one half. One that keeps losing is out as soon. When the time is up, one that has won more rounds
+than it lost goes on for a while: calls of a tenth of a second have had five rounds by then, and one that was disturbed must not
+decide. What is not decided in the end is refused.
 
 A second bet is on plans that halve the time: of two that are equally fast, one does so by chance in at most one round of four.
 Three such rounds and no other are enough: (1/4)³ is less than ALPHA. Where calls take seconds, two rounds fewer are many.

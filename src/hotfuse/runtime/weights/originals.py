@@ -197,7 +197,7 @@ class Originals:
         """Whether released memory is as it was: only pages that somebody wrote to are the process's own, and only they are read."""
         if not self._released:
             return True
-        own, files = pages.own(self._files), self._files
+        own, files = pages.written_ranges(self._files), self._files
         for rows in self._released:
             for i, (a, n) in enumerate(rows.pieces):
                 inside = any(begin <= a and a + n <= end for begin, end in files)
@@ -246,7 +246,7 @@ class Originals:
             return "nothing is compared: frozen by the settings"
         table = self.table
         if table is None and not self._released:
-            return "read where they lie, or nobody outside can write them: nothing has to be compared"
+            return "no plan has copies of weights that the program can write to: nothing has to be compared"
         if self._every_call:
             return f"{self.bytes} bytes are compared in every call; {self.noticed} writes behind torch's back were noticed"
         return (f"{self.bytes} bytes that plans have copies of are compared; a write behind torch's back shows within "

@@ -71,7 +71,7 @@ class Released:
         idle = [t for k, t in every.items() if _plain(t) and t.nbytes >= MIN_BYTES and not any(_reads(p, k) for p in plans)]
         versions = [t._version for t in idle if not t.is_inference()]
         wanted = pages.whole_pages([_range(t) for t in idle], read)
-        pages.again([r for r in self._ranges if r in wanted])
+        pages.release_unwritten([r for r in self._ranges if r in wanted])
         fresh = [r for r in wanted if not any(a < r[1] and r[0] < b for a, b in self._ranges)]
         done = pages.release(fresh, self._folder)
         if not done:

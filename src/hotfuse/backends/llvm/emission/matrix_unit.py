@@ -4,9 +4,10 @@
     tiles 4, 5     up to 16 rows by 32 steps of the left operand
     tiles 6, 7     16 pairs of steps by 16 columns of the right one
 
-Every function that multiplies so loads the shape of its tiles when it is entered and gives the unit back when it is left: tiles are
-a thread's own, and a thread that holds none costs the system nothing to switch. All blocks of a function have tiles of one height.
-The system has to permit a process the use of tiles before any of this runs (`machine.tiles`); who links a kernel asks for it.
+Every function that multiplies so loads the shape of its tiles when it is entered and gives the unit back when it is left: tiles
+are a thread's own, and a thread that holds none costs the system nothing to switch. All blocks of a function have tiles of one
+height. The system has to permit a process the use of tiles before any of this runs (`machine.tiles`); the process that links a
+kernel asks for it.
 """
 
 from __future__ import annotations

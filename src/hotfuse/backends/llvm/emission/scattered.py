@@ -45,7 +45,7 @@ def emit_gather(s: FunctionState, instr: Instr) -> Val:
     widths, rows = fn.widths(cols), list[list[str]]()
     for at in indices(out.shape):
         pointer, exists = row_pointer(s, w, at), row_exists(s, w, at)
-        source = source_row(out.shape, index.type.shape, at)
+        source = source_row(index.type.shape, at)
         row: list[str] = []
         start = 0
         whole = index.widths == (1,) and w.last == size_of(out.dtype)
@@ -75,7 +75,7 @@ def emit_scatter(s: FunctionState, instr: Instr) -> None:
     step = expr("*", w.buffer.stride[int_attr(instr, "dim")], size)
     for r, at in enumerate(indices(shape)):
         pointer, exists = row_pointer(s, w, at), row_exists(s, w, at)
-        source = source_row(shape, index.type.shape, at)
+        source = source_row(index.type.shape, at)
         # One index for a whole row of distinct places: a vector access, which adding may use as well.
         whole = index.widths == (1,) and w.last == size
         if whole:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import field
 
-from hotfuse.backends.llvm.emission.code import Fn, Val, element, number, row_count
+from hotfuse.backends.llvm.emission.code import Fn, Val
 from hotfuse.base.errors import InternalError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.tile.program import Instr, Kernel, Loop, Operand, Tile, TileAccess, TileType
@@ -79,15 +79,7 @@ def ints_attr(instr: Instr, name: str) -> tuple[int, ...]:
     return value
 
 
-def constant(fn: Fn, type_: TileType, value: float) -> Val:
-    """A tile of one literal; half precision is given by its bits elsewhere."""
-    cols = type_.shape[-1] if type_.shape else 1
-    widths, ty = fn.widths(cols), element(type_.dtype)
-    row = [fn.splat(ty, w, number(ty, value)) for w in widths]
-    return Val(type_, [list(row) for _ in range(row_count(type_.shape))], widths)
-
-
-def source_row(out: Sequence[int], shape: Sequence[int], index: Sequence[int]) -> int:
+def source_row(shape: Sequence[int], index: Sequence[int]) -> int:
     """Which row of an operand meets the row `index` of a broadcast result."""
     lead = shape[:-1]
     index = index[len(index) - len(lead) :] if lead else ()
@@ -116,7 +108,7 @@ def lanewise(fn: Fn, out: TileType, args: Sequence[Val], f: Lanewise) -> Val:
     known: dict[tuple[int, ...], list[str]] = {}
     rows: list[list[str]] = []
     for index in indices(out.shape):
-        sources = tuple(source_row(out.shape, a.type.shape, index) for a in args)
+        sources = tuple(source_row(a.type.shape, index) for a in args)
         if sources not in known:
             known[sources] = _row(fn, widths, args, sources, f)
         rows.append(known[sources])

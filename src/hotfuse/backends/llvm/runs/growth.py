@@ -3,10 +3,11 @@
     call k:      past [S rows]  ->  result [S + n rows] at the beginning of a new block with room for half as many rows again
     call k + 1:  that very result comes back as the past, so n rows are written behind it and a longer view is handed out
 
-Who holds an older result still sees its own rows: only memory behind them is written. The room behind a result is claimed once, by
-the first call that appends to it: a table knows the tensors whose room is free, by weak references, and forgets one when its room
-is taken. A second continuation of the same past (beam search, a copied cache), a past of somebody else, another Python object on
-the same memory, and one whose memory, sizes or strides were exchanged find no entry and are copied into a block of their own.
+An older result still shows its own rows: only memory behind them is written. The room behind a result is claimed once, by the
+first call that appends to it: a table knows the tensors whose room is free, by weak references, and forgets one when its room is
+taken. Any other past finds no entry and is copied into a block of its own: a second continuation of the same past (beam search, a
+copied cache), a tensor that no plan made, another Python object on the same memory, or one whose memory, sizes or strides were
+exchanged.
 
 The table is of a fixed size, one for the process, so that results of one plan are the past of any other. An entry that gives way to
 another costs a copy. Everything here needs the interpreter lock.

@@ -8,12 +8,13 @@ What that costs is known only where it happens, so every run keeps some words (`
     COLD, COLD_ALONE   a call after a pause: with the team, which has to be woken, and on one thread
     QUICKEST              the quickest call with an awake team
 
-A kind of calls takes what was quicker, and tries the other again: a quarter of all calls so far later while there were few (one
-time says little on a busy machine), in the end after `RETRY` calls times how much longer it took, which costs under a hundredth.
+A kind of calls takes the quicker side and tries the other one again now and then. While there were few calls, that is after a
+quarter as many calls as there were so far, since one time says little on a busy machine. Later it is after `RETRY` calls times how
+much longer the other side took, which costs under a hundredth of the time.
 
-A run that takes `LONG_NS` or more is another matter. Waking its threads is no part worth saving, so a call after a pause counts as
-one in a row; its newest time says all; one thread is tried rarely from the beginning, since that costs as much as a team saves, and
-where one thread won the team is tried again soon.
+A run that takes `LONG_NS` or more is another matter. Waking its threads is too small a part of it to save, so a call after a pause
+counts as one in a row, and its newest time says all. One thread is tried rarely from the beginning, since such a try costs as much
+as a team saves. Where one thread won, the team is tried again soon.
 
 One thread is tried only within a bound: it cannot take longer than QUICKEST times the threads, and that must be at most twice what
 the team takes now. On a quiet machine with many threads nothing is ever tried; there is nothing to gain. A team that is woken where

@@ -16,7 +16,7 @@ stands behind it in the queue, and the shortest kernel takes those milliseconds.
 
     the first thread    notes its core, and does not go to the runtime's join before all others have begun
     every other thread  notes its core; where one of the team has it already, moves to one that nobody has
-    who waits           looks for about as long as being woken takes, then sleeps until it is woken
+    a waiting thread    looks for about as long as being woken takes, then sleeps until it is woken
 
 A thread moves by excluding cores from those it may run on and allowing them again at once: it stays where it is then, and is as
 free as before. At most one of the process moves in `EVERY_NS`, so that teams that outnumber the cores do not chase each other.
@@ -59,7 +59,7 @@ _OPENED, _CLOSED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p), cty
 _ROUSE = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _ALL = (1 << 16) - 1
 """Threads that a job asks for to end the team. A job is known by a word: its number, and in the lowest bits for how many threads
-it is. Who is not among them reads nothing else, as the next job may be written already."""
+it is. A thread that is not among them reads nothing else, as the next job may be written already."""
 _FUTEX = {"x86": 202, "arm": 98}
 """The number of the system call that sleeps on a word, and wakes those who do."""
 _PAUSES = {"x86": ("llvm.x86.sse2.pause", "", ""), "arm": ("llvm.aarch64.hint", "i32", "i32 1")}

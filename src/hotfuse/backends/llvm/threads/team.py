@@ -5,13 +5,14 @@
       for panel parallel                        every thread takes its part;      then all meet
 
 A fork and a join of the OpenMP runtime for every step cost a microsecond where threads are awake, and wait for a scheduler where
-one of them is not. Meeting is one counter that everybody adds to and looks at: a tenth of that. Who has looked for long sleeps
-until the last one wakes it (`gather`), so a team that shares its cores with other load goes on.
+one of them is not. Meeting is one counter that everybody adds to and looks at: a tenth of that. A thread that has looked for long
+sleeps until the last one wakes it (`gather`), so a team that shares its cores with other load goes on.
 
-In every other round of the loop around it a thread goes through its part backwards: what the caches kept of the round before is
-still there then, where one order for all rounds pushes out everything just before its turn if it is a little too much (a layer of
-256 units, whose weights are as large as a cache: 1.03 to 1.08 times as fast). Much more than a cache holds is read in one order:
-little of it would be kept, and the memory's own foresight counts upwards (512 units: 0.96 to 0.99 backwards).
+In every other round of the loop around it a thread goes through its part backwards. So it begins with the data that the caches
+still hold of the round before. In one order for all rounds, data that is a little larger than a cache is always evicted just
+before it is read again (a layer of 256 units, whose weights are as large as a cache: 1.03 to 1.08 times as fast backwards). Data
+much larger than a cache is read in one order: little of it would be kept, and the hardware prefetches upwards (512 units: 0.96 to
+0.99 backwards).
 
 Only what lies in memory passes from one part to the next, so nothing may define or carry tiles around a parallel loop.
 """

@@ -1,4 +1,4 @@
-"""What the rewriting of quantized programs asks of their steps: who makes and who reads a value, and with which constants."""
+"""What the rewriting of quantized programs asks: which steps make and read a value, and with which constants."""
 
 from __future__ import annotations
 

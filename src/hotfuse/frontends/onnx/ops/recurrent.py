@@ -219,7 +219,6 @@ def _loop(
 
 
 def _directions(
-    ctx: Ctx,
     x: Tensor,
     lens: Tensor | None,
     initial: Sequence[Tensor | None],
@@ -308,7 +307,7 @@ def rnn(
 
         return _loop(F.linear(xs, layer.w, bias), (h0,), lens, step)
 
-    return _directions(ctx, x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
+    return _directions(x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
 
 
 @onnx_op("GRU", prepare=_prepare("GRU"))
@@ -355,7 +354,7 @@ def gru(
 
         return _loop(F.linear(xs, layer.w, wb), (h0,), lens, step)
 
-    return _directions(ctx, x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
+    return _directions(x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
 
 
 def _plain_lstm(ctx: Ctx, d: int, layer: _Layer, xs: Tensor, h0: Tensor, c0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -424,4 +423,4 @@ def lstm(
 
         return _loop(F.linear(xs, layer.w, bias), (h0, c0), lens, step)
 
-    return _directions(ctx, x, sequence_lens, [initial_h, initial_c], direction, layout, r.shape[-1], cell)
+    return _directions(x, sequence_lens, [initial_h, initial_c], direction, layout, r.shape[-1], cell)

@@ -142,7 +142,7 @@ for _name, _reducer in (
     _reduction(_name, _widened(_reducer), guard=None)
 
 
-def _arg(ctx: Ctx, x: Tensor, axis: int, keepdims: int, last: int, pick: Callable[..., Tensor]) -> Tensor:
+def _arg(x: Tensor, axis: int, keepdims: int, last: int, pick: Callable[..., Tensor]) -> Tensor:
     x = to_ordered(x)
     axis = norm_axis(axis, x.dim())
     if not last:
@@ -152,9 +152,9 @@ def _arg(ctx: Ctx, x: Tensor, axis: int, keepdims: int, last: int, pick: Callabl
 
 @onnx_op("ArgMax")
 def arg_max(ctx: Ctx, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _arg(ctx, x, axis, keepdims, select_last_index, torch.argmax)
+    return _arg(x, axis, keepdims, select_last_index, torch.argmax)
 
 
 @onnx_op("ArgMin")
 def arg_min(ctx: Ctx, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _arg(ctx, x, axis, keepdims, select_last_index, torch.argmin)
+    return _arg(x, axis, keepdims, select_last_index, torch.argmin)

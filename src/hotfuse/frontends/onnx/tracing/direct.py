@@ -3,12 +3,12 @@
 """Operators whose result types follow from rules of our own, added to the graph without asking torch's fake tensors.
 
 Torch answers any operator on tensors of symbolic sizes, at about ten milliseconds each: an OCR model of 440 operators took five
-seconds of a processor, most of what a busy server waited for. And it answers as if it were to run the operator: which library's
-convolution it would take depends on the number of elements, so convolutions left bounds on sizes in the graph's guards, and traffic
-of three sizes had to be captured three times.
+seconds of a processor, most of what a busy server waited for. It also decides everything that running the operator would decide.
+Which library's convolution it would take depends on the number of elements, so convolutions left bounds on sizes in the graph's
+guards, and traffic of three sizes had to be captured three times.
 
-A row says for one function of torch what its operator is and how large the result, or nothing where the arguments are not of the
-usual kind (another type, another layout, sizes that only a guard could compare): torch then answers as ever.
+A row says for one function of torch which operator it is and how large the result is. Where arguments are not of the usual kind
+(another type, another layout, sizes that only a guard could compare) it says nothing, and torch answers as ever.
 """
 
 from __future__ import annotations

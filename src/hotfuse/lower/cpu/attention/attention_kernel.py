@@ -38,7 +38,7 @@ from hotfuse.lower.cpu.attention.attention_job import (
     power,
 )
 from hotfuse.lower.cpu.attention.few_queries import attend_few_queries, has_few_queries
-from hotfuse.lower.cpu.attention.seen_keys import find_keys, pays, seen
+from hotfuse.lower.cpu.attention.seen_keys import find_keys, panel_keys, worth_looking
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling
 from hotfuse.lower.cpu.tiling import balance
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -51,12 +51,12 @@ def attend(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
         attend_few_queries(b, a, t)
         return
     panels = expr("ceildiv", a.queries, t.panel)
-    found = find_keys(b, a, t) if pays(a) else None
+    found = find_keys(b, a, t) if worth_looking(a) else None
     with b.parallel("task", expr("*", a.batch, a.heads, panels)) as task:
         line, panel = apart(task.var, panels)
         batch, head = apart(line, a.heads)
         first = expr("*", panel, t.panel)
-        with seen(b, a, t, found, (batch, head, panel, first)) as keys:
+        with panel_keys(b, a, t, found, (batch, head, panel, first)) as keys:
             Panel(b, a, t, batch, head, first, keys).write()
 
 

@@ -5,10 +5,11 @@
     parallel (batch, head, panel of queries)
       keys without a part (K and V of them are looked at): begin to end     else all of them
 
-A key is left out where its weight is 0 in any case: where the mask puts its score so far below that of another key. A mask of
-bools does, and so does a number of -2^126 or less; libraries write -inf, or the least float. It holds for a panel if the mask
-leaves each of its queries some key as it is, and nothing that is left out could make a sum NaN: squares of the queries, and of the
-keys and values that are left out, are added up. Otherwise the panel takes every key. So nothing is bet, and no call needs a guard.
+A key is left out where its weight is certainly 0, because the mask puts its score far enough below that of another key. A mask of
+bools does, and so does a number of -2^126 or less; libraries write -inf, or the least float. Two things must hold for a panel. The
+mask leaves each of its queries at least one key unchanged. And nothing that is left out could make a sum NaN: to see that, the
+squares of the queries, and of the keys and values that are left out, are added up. Otherwise the panel takes every key. So nothing
+is bet, and no call needs a guard.
 
 Looking costs a pass over the mask, which heads share, and where keys are left out a pass over these.
 """
@@ -52,7 +53,7 @@ class SeenKeys:
     by_batch: bool
 
 
-def pays(a: Attention) -> bool:
+def worth_looking(a: Attention) -> bool:
     """Whether a mask is worth looking at: one that all heads share."""
     if a.mask is None or a.band is not None or (isinstance(a.keys, int) and a.keys < MIN_KEYS) or a.heads < MIN_HEADS:
         return False
@@ -113,7 +114,7 @@ def _span(b: KernelBuilder, a: Attention, mask: Mask, lanes: int, at: tuple[Dim,
 
 
 @contextmanager
-def seen(
+def panel_keys(
     b: KernelBuilder, a: Attention, t: AttentionTiling, keys: SeenKeys | None, place: tuple[Dim, Dim, Dim, Dim]
 ) -> Generator[tuple[Dim, Dim] | None]:
     """The keys of a panel (batch, head, which panel, its first query), as numbers to count by; None: all there are."""

@@ -10,10 +10,10 @@
 
 A ReLU leaves zeros at places of their own in every row: with few rows side by side many steps are left out, with many rows a
 number of B is used more often. Channels that are zero in all rows are left out either way. A and B are read where they lie, by the
-numbers in the list. Lists are of parts of K, so that what rows read of a panel in turns stays in a near cache, and the next part is
-fetched meanwhile: read from end to end for every few rows, it came from afar each time, and that was what the product took.
-Zeros of either sign count, NaN does not; weights must be finite. The limit and both counters are the words of
-`lower.cpu.gemm.skipping`.
+numbers in the list. There is one list for each part of K. So the rows of a panel that several lists read in turns stay in a near
+cache, and the next part is prefetched meanwhile. When every few rows read the panel from end to end, it came from a far cache each
+time, and that took most of the product's time. Zeros of either sign count, NaN does not; weights must be finite. The limit and
+both counters are the words of `lower.cpu.gemm.skipping`.
 """
 
 from __future__ import annotations
