@@ -13,6 +13,8 @@ from hotfuse.frontends.dynamo_stand_in import DYNAMO, UnloadedModule, install_st
 assert DYNAMO not in sys.modules
 install_stand_in()
 import hotfuse.compile.requests as requests
+from torch.fx.experimental import symbolic_shapes
+files_of_torch = symbolic_shapes.uninteresting_files
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
@@ -31,14 +33,17 @@ assert stand_in_installed() and isinstance(sys.modules[DYNAMO], UnloadedModule),
 inspect.getmodule(inspect.currentframe())  # looks at every module
 assert stand_in_installed()
 assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)
-assert not isinstance(sys.modules[DYNAMO], UnloadedModule), "symbols need it"
+assert stand_in_installed() and isinstance(sys.modules[DYNAMO], UnloadedModule), "sizes that are open need no Dynamo"
+assert "torch.export._trace" not in sys.modules, "nor what torch asks to tell its own files"
+assert symbolic_shapes.uninteresting_files is files_of_torch, "what torch asks is put back"
 remove_stand_in()
 assert not stand_in_installed()
+assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)
 assert torch._dynamo is sys.modules[DYNAMO] and torch._dynamo.config is sys.modules[DYNAMO + ".config"]
 print("done")
 """
 
 
-def test_dynamo_is_loaded_for_symbols_only() -> None:
+def test_dynamo_is_loaded_for_no_file() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "done", done.stderr[-2000:]
