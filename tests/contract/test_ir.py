@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -418,3 +419,24 @@ graph main(%s: f32[3], %x: f32[3, s0]) {
 """)
     assert node_cost(graph.nodes[0], {"s0": 7}).bytes == 7 * 3 * 3 * 4
     assert node_cost(graph.nodes[0], {}) == Cost(None, None)
+
+
+class _CountedName(str):
+    """A name that counts how often it is hashed."""
+
+    asked = 0
+
+    def __hash__(self) -> int:
+        type(self).asked += 1
+        return super().__hash__()
+
+
+def test_an_expression_is_hashed_once_however_often_it_is_looked_up() -> None:
+    name = _CountedName("a")
+    d: Sym = Sym("sym", (name,))
+    for _ in range(8):
+        d = Sym("max", (d, d))  # written out, 256 places
+    known = {d: 1}
+    assert known[d] == 1 and _CountedName.asked == 1
+    other = pickle.loads(pickle.dumps(expr("+", sym("a"), 3)))
+    assert other == expr("+", sym("a"), 3) and other._hash is None, "hashes of names are of one process"
