@@ -13,6 +13,7 @@ from hotfuse.frontends.dynamo_stand_in import DYNAMO, UnloadedModule, install_st
 assert DYNAMO not in sys.modules
 install_stand_in()
 import hotfuse.compile.requests as requests
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import symbolic_shapes
 files_of_torch = symbolic_shapes.uninteresting_files
 from hotfuse.frontends.captured import TensorSpec
@@ -36,6 +37,7 @@ assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "
 assert stand_in_installed() and isinstance(sys.modules[DYNAMO], UnloadedModule), "sizes that are open need no Dynamo"
 assert "torch.export._trace" not in sys.modules, "nor what torch asks to tell its own files"
 assert symbolic_shapes.uninteresting_files is files_of_torch, "what torch asks is put back"
+assert sum(FakeTensorMode.cache_info()[:2]) == 0, "nor are results of operators kept, which do not come again"
 remove_stand_in()
 assert not stand_in_installed()
 assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)

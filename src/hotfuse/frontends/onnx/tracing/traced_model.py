@@ -59,9 +59,15 @@ class Traced:
 
 
 def fresh_mode() -> FakeTensorMode:
-    """A fake mode that allows result shapes to depend on data."""
+    """A fake mode that allows result shapes to depend on data.
+
+    It keeps no results of operators: a file is traced once, and with open sizes hardly any operator comes again as it was, while
+    to keep a result takes as long as to make it.
+    """
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode
 
 
 def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTensorMode | None = None) -> Traced:
