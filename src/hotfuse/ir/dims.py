@@ -174,6 +174,15 @@ def symbols(d: Dim) -> frozenset[str]:
     return d._symbols
 
 
+def factor(d: Dim) -> int:
+    """A positive number that divides the expression whatever its symbols are; of a number, its own magnitude (1 for 0)."""
+    if isinstance(d, int):
+        return abs(d) or 1
+    if d.op == "*":
+        return math.prod(map(factor, dims_in(d)))
+    return math.gcd(*map(factor, dims_in(d))) if d.op == "+" else 1
+
+
 def evaluate(d: Dim, env: Mapping[str, int]) -> int:
     """The value under a binding of every symbol; predicates give 0 or 1."""
     if isinstance(d, int):
