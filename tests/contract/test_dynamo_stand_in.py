@@ -39,10 +39,13 @@ assert "torch.export._trace" not in sys.modules, "nor what torch asks to tell it
 assert symbolic_shapes.uninteresting_files is files_of_torch, "what torch asks is put back"
 kept = FakeTensorMode.cache_info()
 assert kept.hits == kept.misses == 0, "nor are results of operators kept, which do not come again"
+assert not any(name.startswith("torch.distributed.tensor") for name in sys.modules), "nor tensors of several processes"
 remove_stand_in()
 assert not stand_in_installed()
 assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)
 assert torch._dynamo is sys.modules[DYNAMO] and torch._dynamo.config is sys.modules[DYNAMO + ".config"]
+from torch.distributed.tensor import DTensor
+assert issubclass(DTensor, torch.Tensor), "who asks for it gets the real one"
 print("done")
 """
 

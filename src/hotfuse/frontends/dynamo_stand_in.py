@@ -26,6 +26,8 @@ from torch.fx.experimental import _config as sizes_config
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 DYNAMO, INDUCTOR, VALIDATOR = "torch._dynamo", "torch._inductor", "torch.fx.experimental.validator"
 
+SPREAD = "torch.distributed.tensor"
+
 
 class UnloadedModule(ModuleType):
     """A module that is loaded when something is asked of it that is not known without."""
@@ -107,6 +109,10 @@ def remove_stand_in() -> None:
             loaded(name)
 
 
+class _NoTensor:
+    """What no tensor is."""
+
+
 class _TorchsFiles:
     """Torch's own source files, told by where they lie. Torch asks of each frame whether its file is one."""
 
@@ -118,6 +124,9 @@ class _TorchsFiles:
 def symbols_without_dynamo() -> Generator[None]:
     """While a file is traced: for every symbol, and for what is asked of it, torch notes the line of code that is not its own. To
     tell which files are its own it imports Dynamo, Inductor and `torch.export`, for messages alone.
+
+    And its dispatcher asks once in a process, and for good, for the class of tensors that are spread over processes, to treat them
+    in its own way: it gets one that no tensor has. A worker belongs to no group of processes, so it never meets any.
     """
     if not isinstance(sys.modules.get(DYNAMO), UnloadedModule):
         yield
@@ -126,10 +135,15 @@ def symbols_without_dynamo() -> Generator[None]:
 
     real = symbolic_shapes.uninteresting_files
     symbolic_shapes.uninteresting_files = _TorchsFiles  # type: ignore[assignment]
+    spread = None if SPREAD in sys.modules else UnloadedModule(SPREAD, {"DTensor": _NoTensor})
+    if spread is not None:
+        sys.modules[SPREAD] = spread
     try:
         yield
     finally:
         symbolic_shapes.uninteresting_files = real
+        if spread is not None and sys.modules.get(SPREAD) is spread:
+            del sys.modules[SPREAD]  # who asks for it behind this gets the real one
 
 
 def install_stand_in() -> None:
