@@ -22,7 +22,7 @@ from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.tracing.traced_model import trace
 from onnx import TensorProto, helper
 
-requests._ready(requests.ReadyRequest("onnx"), [])
+requests.import_common()
 given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
 made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
 nodes = [helper.make_node("Softmax", ["x"], ["s"]), helper.make_node("Mul", ["s", "x"], ["y"])]

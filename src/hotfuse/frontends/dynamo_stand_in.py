@@ -133,6 +133,7 @@ def symbols_without_dynamo() -> Generator[None]:
         return
     from torch.fx.experimental import symbolic_shapes
 
+    import_module("torch._higher_order_ops.triton_kernel_wrap")  # the tracer takes it for loaded, as Dynamo does that
     real = symbolic_shapes.uninteresting_files
     symbolic_shapes.uninteresting_files = _TorchsFiles  # type: ignore[assignment]
     spread = None if SPREAD in sys.modules else UnloadedModule(SPREAD, {"DTensor": _NoTensor})
