@@ -10,8 +10,7 @@
     database   calls while the fleet's PostgreSQL is killed, frozen, full, slow (1 s a statement) or held by another writer; rows
                lost when it is back; and the same calls of processes that have no database, before and behind it
 
-Every part prints a line per case. One thread each. A home keeps Python's bytecode, which an installed package has: where the
-environment forbids writing it (PYTHONDONTWRITEBYTECODE), compiling our files would be a third of what a second start takes.
+Every part prints a line per case. One thread each, and bytecode as an installed package has it (`benchmarks.bytecode`).
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ import torch
 from torch import nn
 
 from benchmarks import zoo
+from benchmarks.bytecode import as_installed
 
 PARTS = ("start", "together", "damaged", "database")
 ROWS_A_WRITE, WRITE_EVERY_S = 20, 0.05
 
 
-def _environment(home: str) -> dict[str, str]:
-    """Of a process: this one's, one thread, bytecode in the home."""
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": str(Path(home) / "bytecode"), "OMP_NUM_THREADS": "1"}
+def _environment() -> dict[str, str]:
+    """Of a process: this one's, one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def _child(home: str, *args: str) -> subprocess.Popen[str]:
-    env = {**_environment(home), "HOTFUSE_CACHE_DIR": home}
+    env = {**_environment(), "HOTFUSE_CACHE_DIR": home}
     return subprocess.Popen([sys.executable, "-m", "benchmarks.warm", *args], env=env, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)  # fmt: skip
 
@@ -90,9 +89,9 @@ def begin(name: str, limit_s: float) -> dict[str, Any]:
 
 
 def _first_seconds(who: str, name: str, seconds: float, home: str) -> dict[str, Any]:
-    env = _environment(home)
     asked = ["--child", who, "--models", name, "--seconds", str(seconds), "--folder", home]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.start", *asked], env=env, text=True, capture_output=True, check=True)
+    command = [sys.executable, "-m", "benchmarks.start", *asked]
+    done = subprocess.run(command, env=_environment(), text=True, capture_output=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -381,6 +380,7 @@ def main() -> None:
         work = {"small": small, "file": lambda: without_database(args.seconds), "begin": lambda: begin(args.models, 150)}
         print(json.dumps(work[args.child]()))
         return
+    as_installed()
     asked, found = args.parts.split(","), dict[str, Any]()
     if "start" in asked:
         found["start"] = start(args.models.split(","), args.seconds)

@@ -13,13 +13,16 @@ from hotfuse.frontends.dynamo_stand_in import DYNAMO, UnloadedModule, install_st
 assert DYNAMO not in sys.modules
 install_stand_in()
 import hotfuse.compile.requests as requests
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
+files_of_torch = symbolic_shapes.uninteresting_files
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.tracing.traced_model import trace
 from onnx import TensorProto, helper
 
-requests._ready(requests.ReadyRequest("onnx"), [])
+requests.import_common()
 given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
 made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
 nodes = [helper.make_node("Softmax", ["x"], ["s"]), helper.make_node("Mul", ["s", "x"], ["y"])]
@@ -31,14 +34,22 @@ assert stand_in_installed() and isinstance(sys.modules[DYNAMO], UnloadedModule),
 inspect.getmodule(inspect.currentframe())  # looks at every module
 assert stand_in_installed()
 assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)
-assert not isinstance(sys.modules[DYNAMO], UnloadedModule), "symbols need it"
+assert stand_in_installed() and isinstance(sys.modules[DYNAMO], UnloadedModule), "sizes that are open need no Dynamo"
+assert "torch.export._trace" not in sys.modules, "nor what torch asks to tell its own files"
+assert symbolic_shapes.uninteresting_files is files_of_torch, "what torch asks is put back"
+kept = FakeTensorMode.cache_info()
+assert kept.hits == kept.misses == 0, "nor are results of operators kept, which do not come again"
+assert not any(name.startswith("torch.distributed.tensor") for name in sys.modules), "nor tensors of several processes"
 remove_stand_in()
 assert not stand_in_installed()
+assert torch.allclose(trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])(x)[0], want)
 assert torch._dynamo is sys.modules[DYNAMO] and torch._dynamo.config is sys.modules[DYNAMO + ".config"]
+from torch.distributed.tensor import DTensor
+assert issubclass(DTensor, torch.Tensor), "who asks for it gets the real one"
 print("done")
 """
 
 
-def test_dynamo_is_loaded_for_symbols_only() -> None:
+def test_dynamo_is_loaded_for_no_file() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "done", done.stderr[-2000:]

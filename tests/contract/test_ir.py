@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -418,3 +419,34 @@ graph main(%s: f32[3], %x: f32[3, s0]) {
 """)
     assert node_cost(graph.nodes[0], {"s0": 7}).bytes == 7 * 3 * 3 * 4
     assert node_cost(graph.nodes[0], {}) == Cost(None, None)
+
+
+class _CountedName(str):
+    """A name that counts how often it is hashed."""
+
+    asked = 0
+
+    def __hash__(self) -> int:
+        type(self).asked += 1
+        return super().__hash__()
+
+
+def test_an_expression_is_hashed_once_however_often_it_is_looked_up() -> None:
+    name = _CountedName("a")
+    d: Sym = Sym("sym", (name,))
+    for _ in range(8):
+        d = Sym("max", (d, d))  # written out, 256 places
+    known = {d: 1}
+    assert known[d] == 1 and _CountedName.asked == 1
+    other = pickle.loads(pickle.dumps(expr("+", sym("a"), 3)))
+    assert other == expr("+", sym("a"), 3) and other._hash is None, "hashes of names are of one process"
+
+
+@pytest.mark.parametrize(("text", "divisor"), [
+    ("12", 12), ("0", 1), ("s0", 1), ("(s0 * 6)", 6), ("((s0 * 6) + (s1 * 4))", 2), ("((s0 * 6) + 3)", 3), ("(s0 * s1 * -8)", 8),
+    ("(((s0 * 4) + 8) * s1 * 3)", 12), ("((s0 * 6) // 2)", 1),
+])  # fmt: skip
+def test_a_number_that_divides_an_expression(text: str, divisor: int) -> None:
+    d = dims.parse(text)
+    assert dims.factor(d) == divisor
+    assert all(dims.evaluate(d, {"s0": a, "s1": b}) % divisor == 0 for a in range(4) for b in range(4))

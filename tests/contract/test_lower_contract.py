@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile import interpreter
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Kernel
+from hotfuse.tile.text import show as show_kernel
 from tests.seeds import generator
 
 CORES = {
@@ -175,6 +177,28 @@ def test_one_kernel_serves_every_number_of_rows(core: tiling.Core, n: int, k: in
     kernel, spec = plain(sym("m"), n, k, tiling.choose(core, sym("m"), [n], k), in_loop=True, lda=k)
     for m in (0, 1, 2, 3, 5, 8, 9, 10, 11, 12, 19, 31, 40):
         run_plain(kernel, spec, m, n, k, k)
+
+
+@pytest.mark.parametrize("mr", [1, 6, 9, 10])
+@pytest.mark.parametrize("of", [1, 2, 3, 5, 6, 9, 12, 24, 30])
+def test_heights_are_those_that_some_multiple_has(mr: int, of: int) -> None:
+    had = set[int]()
+    for m in range(of, 400 * of, of):
+        blocks = tiling.balance(m, mr)
+        had |= {blocks.rows, blocks.rows + 1} if blocks.extra else {blocks.rows}
+    assert gemm.heights_of_multiples(of, mr) == tuple(sorted(had, reverse=True))
+
+
+def test_rows_that_are_a_multiple_have_few_heights() -> None:
+    source = """graph g(%x: f32[(6 * s0), 12]) {
+      param %w: f32[48, 12] = "w"
+      %y: f32[(6 * s0), 48] = aten.linear.default(%x, %w)
+      return %y
+    }"""
+    for s0 in (0, 1, 2, 4, 5, 7, 9, 31):
+        lowered = check(source, CORES["avx512"], {"s0": s0}, 12)
+        written = re.findall(r"if \(height\S* == (\d+)\)", show_kernel(lowered.kernel))
+        assert written == ["9", "8", "7", "6"]
 
 
 # --- groups

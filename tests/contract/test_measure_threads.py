@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -32,3 +34,18 @@ def test_every_thread_has_its_slice(threads: int) -> None:
     assert asked.scratch.nbytes >= plan.arena_bytes({}, threads)
     bound.call()
     torch.testing.assert_close(results[0], torch.bmm(data["a"], data["b"]), rtol=1e-4, atol=1e-3)
+
+
+def test_nothing_is_collected_before_or_within_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = parse("""graph main(%a: f32[8, 64]) {
+      %y: f32[8, 64] = aten.relu.default(%a)
+      return %y
+    }""")
+    core = core_for(16, many_registers=True)
+    bound = measure.bind(Candidate(graph, {}, core, 1), "kernel", measure.make(graph, core))
+    seen: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda *_: seen.append("collected"))  # all that a worker holds: longer than most turns
+    real = measure.BoundCall.turn
+    monkeypatch.setattr(measure.BoundCall, "turn", lambda b: (seen.append("on") if gc.isenabled() else None, real(b)))
+    measure.timed([bound])
+    assert not seen and gc.isenabled() and bound.times

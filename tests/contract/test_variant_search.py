@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hotfuse.analysis.resources import Work
 from hotfuse.backends import registry
 from hotfuse.backends.llvm.runs import size_dispatch
 from hotfuse.base.errors import InternalError
@@ -22,12 +23,15 @@ from hotfuse.compile.variants import variant_search
 from hotfuse.compile.variants.alternatives import ANY_SIZE, FEW_ROWS, LIBRARY, SizeRange, allowed, variant_question
 from hotfuse.compile.variants.variant_search import VariantDecision
 from hotfuse.compile.variants.variant_table import VariantTable
-from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant
+from hotfuse.fusion import forecast
+from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant, crossovers
 from hotfuse.ir.dims import parse as dim
 from hotfuse.ir.dims import sym
+from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
 from hotfuse.lower.common.bounds import at_most, bounded
+from hotfuse.lower.cpu.tiling import core_for
 from hotfuse.lower.run.description import ChoiceStep
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
@@ -197,3 +201,20 @@ def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.
     off = fetch.begin(TEXT, {"s0": 16}, INLINE)
     off.variants = False
     assert len(fetch.finished(off).kernels) == 1
+
+
+def test_what_variants_compute_is_counted_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[dict[str, int]] = []
+    real = forecast.work_of
+
+    def noted(graph: Graph, sizes: dict[str, int]) -> Work:
+        counted.append(dict(sizes))
+        return real(graph, sizes)
+
+    monkeypatch.setattr(forecast, "work_of", noted)
+    graph = parse(TEXT)
+    core = core_for(16, many_registers=True)
+    variants = [Variant("any size", ((graph, core),)), Variant("the library", ((graph, None),)),
+                Variant("fewer rows", ((graph, replace(core, l1=core.l1 // 2)),))]  # fmt: skip
+    found = crossovers(variants, "s0", [1, 8, 64], {}, forecast.RooflinePredictor())
+    assert counted == [{"s0": 1}, {"s0": 8}, {"s0": 64}] and found.intervals

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -128,6 +129,10 @@ def test_kernels_that_were_made_ahead_are_found_by_what_is_asked_for(monkeypatch
 def test_a_store_is_asked_without_the_library_whether_it_may_know_a_graph(tmp_path: Path) -> None:
     place = tmp_path / "odd name #1.sqlite"
     assert not may_know(str(place), "g") and not may_know(":memory:", "g") and not place.exists()
+    begun = tmp_path / "begun.sqlite"
+    with closing(sqlite3.connect(begun)) as file:
+        file.execute("PRAGMA journal_mode=WAL")  # as a worker begins one
+    assert not may_know(str(begun), "g")
     assert may_know("postgresql://somewhere/else", "g") and may_know(str(tmp_path / "p.sqlite?mode=ro"), "g")
     Store.open(str(place)).record_decisions([StoredDecision("g", "refuse", "why", "m", {}, None, None, 1.0)])
     assert may_know(str(place), "g") and not may_know(str(place), "another")

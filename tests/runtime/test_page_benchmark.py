@@ -3,13 +3,17 @@ twice. Nothing is timed."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks import bytecode
 from benchmarks.page import readings
 from benchmarks.page.__main__ import main, measured, write
 from benchmarks.page.measurements import MEASUREMENTS, SECTIONS, Measurement, of_profile
@@ -274,3 +278,20 @@ def test_documents_of_programs_and_inputs_become_figures() -> None:
     lost, absent = readings.corpus_rows(corpus, at_least=0.95)
     assert lost.missed and lost.note == "no compiled code within the traffic"
     assert absent.missed and absent.value is None and absent.note == "no answer"
+
+
+def test_measurements_find_bytecode_as_an_installed_package_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where the environment forbids writing it, and where a source has changed since."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text("x = 1")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(bytecode.hotfuse, "__file__", str(package / "__init__.py"))
+    bytecode.as_installed()
+    compiled = Path(importlib.util.cache_from_source(str(package / "part.py")))
+    before = compiled.read_bytes()
+    (package / "part.py").write_text("x = 1000")
+    os.utime(package / "part.py", (1, 1))
+    bytecode.as_installed()
+    assert compiled.read_bytes() != before

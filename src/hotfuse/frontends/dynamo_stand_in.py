@@ -3,13 +3,16 @@
 Torch's tracer imports Dynamo for two questions: whether its check of sizes by a theorem prover is on, and how to keep Dynamo from
 compiling the tracer's own functions; and Inductor for a setting. Loading them takes longer than capturing a small model. In a
 process that has not loaded them the answers are known: modules stand in that give these, and become the real ones when asked for
-anything else, as sizes that are symbols do. What fails meanwhile is done again with the real ones (`compile.requests`).
+anything else. Sizes that are symbols ask which files are torch's own, and that is known too. What fails meanwhile is done again
+with the real ones (`compile.requests`).
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -17,9 +20,13 @@ from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch.fx.experimental import _config as sizes_config
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 DYNAMO, INDUCTOR, VALIDATOR = "torch._dynamo", "torch._inductor", "torch.fx.experimental.validator"
+
+SPREAD = "torch.distributed.tensor"
 
 
 class UnloadedModule(ModuleType):
@@ -100,6 +107,44 @@ def remove_stand_in() -> None:
     for name in (DYNAMO, INDUCTOR, VALIDATOR):
         if isinstance(sys.modules.get(name), UnloadedModule):
             loaded(name)
+
+
+class _NoTensor:
+    """What no tensor is."""
+
+
+class _TorchsFiles:
+    """Torch's own source files, told by where they lie. Torch asks of each frame whether its file is one."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name == "<string>" or name.startswith(_TORCH))
+
+
+@contextmanager
+def symbols_without_dynamo() -> Generator[None]:
+    """While a file is traced: for every symbol, and for what is asked of it, torch notes the line of code that is not its own. To
+    tell which files are its own it imports Dynamo, Inductor and `torch.export`, for messages alone.
+
+    And its dispatcher asks once in a process, and for good, for the class of tensors that are spread over processes, to treat them
+    in its own way: it gets one that no tensor has. A worker belongs to no group of processes, so it never meets any.
+    """
+    if not isinstance(sys.modules.get(DYNAMO), UnloadedModule):
+        yield
+        return
+    from torch.fx.experimental import symbolic_shapes
+
+    import_module("torch._higher_order_ops.triton_kernel_wrap")  # the tracer takes it for loaded, as Dynamo does that
+    real = symbolic_shapes.uninteresting_files
+    symbolic_shapes.uninteresting_files = _TorchsFiles  # type: ignore[assignment]
+    spread = None if SPREAD in sys.modules else UnloadedModule(SPREAD, {"DTensor": _NoTensor})
+    if spread is not None:
+        sys.modules[SPREAD] = spread
+    try:
+        yield
+    finally:
+        symbolic_shapes.uninteresting_files = real
+        if spread is not None and sys.modules.get(SPREAD) is spread:
+            del sys.modules[SPREAD]  # who asks for it behind this gets the real one
 
 
 def install_stand_in() -> None:

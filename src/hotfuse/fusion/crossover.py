@@ -79,9 +79,8 @@ def crossovers(
     `env` says what a size means for the symbols of the pieces, where it is not one of them.
     """
     given = env or (lambda n: {symbol: n})
-    asks = [
-        Candidate(g, {**fixed, **given(n)}, core, v.threads or threads) for n in sizes for v in variants for g, core in v.pieces
-    ]
+    envs = [{**fixed, **given(n)} for n in sizes]  # one for all variants: what they compute is counted once
+    asks = [Candidate(g, env, core, v.threads or threads) for env in envs for v in variants for g, core in v.pieces]
     seconds = iter(predict(asks).seconds.tolist())
     table = np.array([[sum(next(seconds) for _ in w.pieces) + w.waste(n) for w in variants] for n in sizes])
     return Crossovers(symbol, _intervals(sizes, table))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.analysis.resources import CorePeaks, library_seconds, roofline_seconds, work_of
+from hotfuse.analysis.resources import CorePeaks, Work, library_seconds, roofline_seconds, work_of
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.fusion.closed import UseIndex
@@ -98,8 +98,12 @@ class RooflinePredictor:
     def __call__(self, asks: Sequence[Candidate]) -> Figures:
         """Each at the part of its roofline that kernels reach as a rule, and a call."""
         seconds, memory, exposed = np.full(len(asks), np.nan), np.zeros(len(asks)), np.zeros(len(asks))
+        counted: dict[tuple[int, int], Work] = {}  # variants of a kernel compute the same, and are asked of at the same sizes
         for i, ask in enumerate(asks):
-            work = work_of(ask.graph, ask.sizes)
+            same = (id(ask.graph), id(ask.sizes))
+            work = counted.get(same)
+            if work is None:
+                work = counted[same] = work_of(ask.graph, ask.sizes)
             if work.flops is None or work.traffic is None:
                 continue
             memory[i] = work.traffic

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import field
+from typing import Any
 
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
@@ -26,17 +27,29 @@ from hotfuse.base.lazy_dataclass import dataclass
 class Sym:
     """An expression; a leaf is `Sym("sym", (name,))`.
 
-    Sums and products are sorted by the text of their operands, and code is placed by the names that expressions mention: both are
-    asked for again and again, and kept once somebody has asked.
+    Sums and products are sorted by the text of their operands, code is placed by the names that expressions mention, and found
+    again by the expressions: each is asked for again and again, and kept once somebody has asked.
     """
 
     op: str
     args: tuple[Dim | str, ...]
     _text: str | None = field(default=None, init=False, repr=False, compare=False)
     _symbols: frozenset[str] | None = field(default=None, init=False, repr=False, compare=False)
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return show(self)
+
+    def __hash__(self) -> int:
+        found = self._hash
+        if found is None:
+            found = hash((self.op, self.args))
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without what is kept: hashes of names differ from process to process."""
+        return Sym, (self.op, self.args)
 
 
 Dim = int | Sym
@@ -159,6 +172,15 @@ def symbols(d: Dim) -> frozenset[str]:
         object.__setattr__(d, "_symbols", found)
         return found
     return d._symbols
+
+
+def factor(d: Dim) -> int:
+    """A positive number that divides the expression whatever its symbols are; of a number, its own magnitude (1 for 0)."""
+    if isinstance(d, int):
+        return abs(d) or 1
+    if d.op == "*":
+        return math.prod(map(factor, dims_in(d)))
+    return math.gcd(*map(factor, dims_in(d))) if d.op == "+" else 1
 
 
 def evaluate(d: Dim, env: Mapping[str, int]) -> int:

@@ -23,6 +23,8 @@ def may_know(path: str, graph: str) -> bool:
         if not Path(path).is_file():
             return False
         with closing(sqlite3.connect(f"file:{quote(str(Path(path).absolute()))}?mode=ro", timeout=WAIT_S, uri=True)) as file:
+            if file.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None:
+                return False  # a worker is about to make its tables
             return file.execute("SELECT 1 FROM decisions WHERE graph = ? LIMIT 1", (graph,)).fetchone() is not None
     except (OSError, sqlite3.Error):
         return True

@@ -28,6 +28,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.captured import TensorSpec
+from hotfuse.frontends.dynamo_stand_in import symbols_without_dynamo
 from hotfuse.frontends.leaf import UNKNOWN
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.model_file import PortType
@@ -35,6 +36,7 @@ from hotfuse.frontends.onnx.tracing import control as trace_control
 from hotfuse.frontends.onnx.tracing.level import Session, TracedLevel, drop_unused, order_placeholders
 from hotfuse.frontends.onnx.tracing.node_walk import run
 from hotfuse.frontends.onnx.values import Value
+from hotfuse.frontends.size_source import size_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,15 @@ class Traced:
 
 
 def fresh_mode() -> FakeTensorMode:
-    """A fake mode that allows result shapes to depend on data."""
+    """A fake mode that allows result shapes to depend on data.
+
+    It keeps no results of operators: a file is traced once, and with open sizes hardly any operator comes again as it was, while
+    to keep a result takes as long as to make it.
+    """
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode
 
 
 def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTensorMode | None = None) -> Traced:
@@ -73,11 +81,11 @@ def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTen
     session = Session(mode, trace_control.trace_step)
     session.key_of = {id(v): k for k, v in module.weights.items()}
     names = [p.name for p in module.inputs]
-    fakes = fake_inputs(mode, env, inputs, [p.type for p in module.inputs])
     level = TracedLevel(session)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), symbols_without_dynamo():
             warnings.simplefilter("ignore")
+            fakes = fake_inputs(mode, env, inputs, [p.type for p in module.inputs])
             gm = level.trace(
                 lambda: run(level, module.program, [level.input(n, f) for n, f in zip(names, fakes, strict=True)])
             )
@@ -124,9 +132,7 @@ def fake_inputs(
             name = name if isinstance(name, str) and name.isprintable() and any(c.isalnum() for c in name) else None
             dim = named.get(name) if name is not None else unnamed.get(size)
             if dim is None:
-                from torch._dynamo.source import ConstantSource  # symbols load Dynamo anyway
-
-                source = ConstantSource(f"input{i}_{d}")
+                source = size_source(f"input{i}_{d}")
                 hint = size if size > 1 else 17 + 2 * len(out) + d  # 0 and 1 would be burnt in
                 dim = env.create_symintnode(
                     env.create_symbol(hint, source, DimDynamic.DYNAMIC), hint=hint, source=source

@@ -8,18 +8,20 @@
           acc = mma(acc, A[rows, k], B[panel, k, :]); ...
         finish(acc)                           bias, activation, residual ... and the stores, row by row
 
-M may be a number or known only at run time. A number gives one or two heights of blocks; otherwise every height up to `mr` is
-written, and a call takes at most two of them.
+M may be a number or known only at run time. A number gives one or two heights of blocks. Otherwise every height is written that
+blocks of some M have, and a call takes at most two of them: all up to `mr` for any M, few where M is a multiple of a number, as the
+pixels of an image of known height are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 from hotfuse.base.lazy_dataclass import dataclass
-from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.dims import Dim, expr, factor
 from hotfuse.ir.types import DType, bits
 from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.tiling import GemmTiling, balance
@@ -212,7 +214,20 @@ def _heights(p: Product) -> tuple[int, ...]:
     if isinstance(p.m, int):
         blocks = balance(p.m, p.tiling.mr)
         return tuple(h for h in ((blocks.rows + 1,) if blocks.extra else ()) + (blocks.rows,) if h)
-    return tuple(range(p.tiling.mr, 0, -1))
+    return heights_of_multiples(factor(p.m), p.tiling.mr)
+
+
+@functools.cache
+def heights_of_multiples(of: int, most: int) -> tuple[int, ...]:
+    """Heights of the blocks that multiples of a number are divided into, the tallest first: of 24 rows in blocks of at most 9, and
+    of any multiple of 24, all are 8 or 9 high. From `most` blocks on, heights depend on what is left of the number of rows when it
+    is divided by `most`, which comes again after `most` multiples.
+    """
+    found: set[int] = set()
+    for m in range(of, most * (most + of) + 1, of):
+        blocks = balance(m, most)
+        found |= {blocks.rows, blocks.rows + 1} if blocks.extra else {blocks.rows}
+    return tuple(sorted(found, reverse=True))
 
 
 def _cached_groups(p: Product, count: Dim) -> Dim:
