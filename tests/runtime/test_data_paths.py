@@ -303,25 +303,47 @@ def test_a_graph_answers_hardly_any_call_or_some() -> None:
 
 def test_a_balance_weighs_what_strayed_calls_cost() -> None:
     frugal, costly = PathBalance(), PathBalance()
-    rests = [frugal.miss(4 * i, own_s=1.0, plan_s=0.2) for i in range(1, 60)]
+    rests = [frugal.miss(4 * i, own_s=1.0, plan_s=0.2, lost_s=0.0) for i in range(1, 60)]
     assert not any(rests)  # three of four calls take a fifth of the time
-    rests = [costly.miss(4 * i, own_s=1.0, plan_s=0.9) for i in range(1, 60)]
+    rests = [costly.miss(4 * i, own_s=1.0, plan_s=0.9, lost_s=0.0) for i in range(1, 60)]
     assert [r for r in rests if r][:3] == [WINDOW, 2 * WINDOW, 4 * WINDOW]
     assert "were not tried" in costly.text(240) and costly.text(240).startswith("59 of 240 calls")
+
+
+def test_a_balance_weighs_the_time_between_a_failed_check_and_the_own_code() -> None:
+    cheap, dear = PathBalance(), PathBalance()
+    assert not any(cheap.miss(5 * i // 4, own_s=1.0, plan_s=0.02, lost_s=0.1) for i in range(1, 60))
+    assert any(dear.miss(5 * i // 4, own_s=1.0, plan_s=0.02, lost_s=0.4) for i in range(1, 60))
+
+
+def test_what_raising_takes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = hotfuse.jit(Chooses().eval(), settings=Settings(capture="inline", tiers=0))
+    lost, counted = list[float](), PathBalance.miss
+
+    def noted(balance: PathBalance, calls: int, own_s: float, plan_s: float, lost_s: float) -> int:
+        lost.append(lost_s)
+        return counted(balance, calls, own_s, plan_s, lost_s)
+
+    with torch.no_grad():
+        for _ in range(3):
+            fast(_x(4, D).abs())
+        monkeypatch.setattr(PathBalance, "miss", noted)
+        fast(-_x(4, D).abs())
+    assert len(lost) == 1 and lost[0] > 0.0
 
 
 def test_misses_count_however_many_calls_no_plan_was_tried_for() -> None:
     balance = PathBalance()
     for call in (9_000, 9_010, 9_020):  # the model's own code answered those before
         assert not balance.wants_another(call)
-        balance.miss(call, own_s=1.0, plan_s=0.2)
+        balance.miss(call, own_s=1.0, plan_s=0.2, lost_s=0.0)
     balance.missed += 1  # another thread's: whoever asks next is not the one that sees just three
     assert balance.wants_another(9_030)
     balance.asked()
     assert not balance.wants_another(9_031)
     rare = PathBalance()
     for call in range(0, 4_000, 100):
-        rare.miss(call, own_s=1.0, plan_s=0.2)
+        rare.miss(call, own_s=1.0, plan_s=0.2, lost_s=0.0)
     assert not rare.wants_another(4_000)
 
 

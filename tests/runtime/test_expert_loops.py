@@ -170,6 +170,20 @@ class OverRows(Mixture):
         return out
 
 
+class ByNonzero(Mixture):
+    """Pairs by `nonzero`, and what is done where there are some."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Weights add up to one."""
+        w, ids = self.scores(x).softmax(-1).topk(self.choices, -1)
+        w, out = w / w.sum(-1, keepdim=True), torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            rows, k = (ids == e).nonzero(as_tuple=True)
+            if rows.numel():
+                out.index_add_(0, rows, expert(x[rows]) * w[rows, k, None])
+        return out
+
+
 def linear() -> nn.Module:
     return nn.Linear(D, D)
 
@@ -196,6 +210,7 @@ def agree(fast: Any, model: nn.Module, x: torch.Tensor) -> None:
     (lambda: Mixture(linear), 1), (lambda: Mixture(Gated), 3), (lambda: Mixture(linear, 6, 3), 1),
     (lambda: Mixture(linear, 3, 1), 1), (lambda: Plain(linear), 1), (lambda: Plain(Gated, 5, 2), 3),
     (lambda: Hot(Gated), 3), (lambda: Hot(linear, (2, 0, 1)), 1), (lambda: Written(Gated), 3),
+    (lambda: ByNonzero(Gated), 3),
 ])  # fmt: skip
 def test_a_loop_over_experts_is_products_by_expert(
     model: Callable[[], nn.Module], products: int, monkeypatch: pytest.MonkeyPatch

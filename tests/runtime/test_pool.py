@@ -356,3 +356,16 @@ def test_work_beside_calls_on_a_device_is_done_by_several_workers(pools: Any, tm
     assert (pool.counts()["workers_started"] == 2) is together
     go.touch()
     assert [said(f) for f in futures] == [0, 1]
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_closed_worker_leaves_no_file_open_and_says_what_it_said_last() -> None:
+    worker = Worker(command=(sys.executable, "-c", "import sys; sys.stderr.write('one\\nlast\\n'); sys.stderr.flush(); input()"))
+    log = worker._log  # pyright: ignore[reportPrivateUsage]
+    deadline = time.monotonic() + 60
+    while worker.last_words() != "last" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    worker.close()
+    assert log.closed and worker.last_words() == "last"
+    worker.close()
+    assert worker.last_words() == "last"

@@ -164,6 +164,22 @@ def test_value_is_saving_per_second_of_compiling() -> None:
     assert before < line(facts).compile_s == pytest.approx(0.5, rel=0.01)
 
 
+def test_units_are_cut_by_what_workers_took_and_not_by_the_clock_of_a_busy_machine() -> None:
+    text, hours = layers(2).replace("aten.exp.default", "aten.lgamma.default"), itertools.count(0.0, 20.0)
+
+    class Tiring(Scripted):
+        def submit(self, task: Task) -> Future[Any]:
+            task.took(compilation.SPLIT_S)
+            return super().submit(task)
+
+    patient, tired = Scripted(), Tiring()
+    done = Compilation(patient, text, {"s0": 4}, clock=lambda: next(hours))  # each look at it is 20 s later
+    done.run()
+    assert done.graph.counts["splits"] == 1 and all(h["split"] for h in patient.units) and len(patient.units) == 3
+    Compilation(tired, text, {"s0": 4}).run()
+    assert [h["split"] for h in tired.units] == [True, False, False]
+
+
 def test_a_cut_is_one_decision_for_all_uses_and_part_of_the_history() -> None:
     text = layers(4).replace("aten.exp.default", "aten.lgamma.default")
     done = compiled(text)

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from hotfuse.backends.overwritten import VIEWS, overwritable, writing
 from hotfuse.backends.pycode import Meaning, flat_function
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.ops.folded_conv import PREVIOUS, FoldedConv
-from hotfuse.ops.table import is_mutating, is_random, resolve
+from hotfuse.ops.table import is_mutating, is_random, packet, resolve
 from hotfuse.ops.torch_args import to_torch
 
 MIN_OPERATORS = 4
@@ -106,12 +107,12 @@ def scripted(graph: Graph, meaning: Meaning) -> Scripted | None:
         name = f"{_REGION}{len(made)}"
         piece = Graph(f"{graph.name}.r{len(made)}", tuple(writer.inputs.values()), (), graph.nodes[first:last], outs)
         made[name] = ScriptedRegion(writer.function(name.replace(".", "_"), outs), _one_by_one(piece, meaning))
-        texts.extend([f"{name}:", *(f"    # {n.op}" for n in piece.nodes)])
+        texts.extend([f"{name}:", *(f"    # {n.op}{writer.overwrites(n)}" for n in piece.nodes)])
         nodes.append(Node(Kind.OPERATOR, name, piece.inputs, outs, loc=graph.nodes[first].loc))
 
-    first, writer = 0, _RegionWriter()
+    first, writer, dying = 0, _RegionWriter(), overwritable(graph)
     for i, node in enumerate(graph.nodes):
-        if not writer.add(node, meaning):
+        if not writer.add(node, meaning, overwrite=i in dying):
             close(first, i, writer)
             nodes.append(node)
             first, writer = i + 1, _RegionWriter()
@@ -153,9 +154,14 @@ class _RegionWriter:
         self._values: dict[str, Any] = {}
         self._constants: dict[tuple[type, Any], Any] = {}
         self._new: list[Any] = []
+        self._overwriting: set[str] = set()
 
-    def add(self, node: Node, meaning: Meaning) -> bool:
-        """Append a node; False where it cannot be said, and all is as it was."""
+    def overwrites(self, node: Node) -> str:
+        """What the text says of a node that writes into its first argument."""
+        return ", into its argument" if any(v.name in self._overwriting for v in node.outs) else ""
+
+    def add(self, node: Node, meaning: Meaning, *, overwrite: bool = False) -> bool:
+        """Append a node, which may write into its first argument; False where it cannot be said, and all is as it was."""
         if node.kind is not Kind.OPERATOR or any(_torchscript_type(v) is None for v in (*node.ins, *node.outs)):
             return False
         known, self._new = len(self.inputs), []
@@ -164,7 +170,11 @@ class _RegionWriter:
                 outs = self._host(node)
             else:
                 fn, several = meaning(node)
-                outs = self._folded(fn, node) if isinstance(fn, FoldedConv) else self._operator(node, fn, several=several)
+                outs = self._written(node, fn) if overwrite else []
+                if outs:
+                    self._overwriting |= {v.name for v in node.outs}
+                else:
+                    outs = self._folded(fn, node) if isinstance(fn, FoldedConv) else self._operator(node, fn, several=several)
         except _Unsaid:
             self._take_back(known)
             return False
@@ -208,6 +218,25 @@ class _RegionWriter:
         if len(outs) != len(node.outs) or (several and len(outs) == 1):
             raise _Unsaid
         return outs
+
+    def _written(self, node: Node, fn: Any) -> list[Any]:
+        """A piece that is written into memory of this region's own; nothing where the node is to give a copy after all. What the
+        region is given stays as it is: where the function raises, its nodes are run on the same once more."""
+        whole, given = node.args[0], {v.name for v in self.inputs.values()}
+        found = resolve(node.op)
+        if not isinstance(whole, Value) or whole.name in given or whole.name not in self._values:
+            return []
+        if not isinstance(found, OpOverload) or fn is not found._op:
+            return []
+        if (view := VIEWS.get(packet(node.op))) is None:
+            into = writing(node)
+            return [] if into is None else self._call(into._schema, self._arguments(into._schema, node.args, dict(node.attrs)), 1)
+        schema: Any = found._schema
+        whole, piece, *places = self._arguments(schema, node.args, dict(node.attrs))
+        (part,) = self._call(view._schema, [whole, *places], 1)
+        copy: Any = torch.ops.aten.copy_.default._schema
+        self._call(copy, [part, piece, self._constant(False, copy.arguments[2].type)], 1)  # noqa: FBT003 - the operator's own
+        return [whole]
 
     def _folded(self, conv: FoldedConv, node: Node) -> list[Any]:
         """A convolution with what became part of it, for the images it is made for."""

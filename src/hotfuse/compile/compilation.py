@@ -34,7 +34,10 @@ from hotfuse.hpm.bottleneck import Ledger, Strategy
 from hotfuse.profile.traffic import NOTHING_SEEN, TrafficSeen
 
 SPLIT_S = 10.0
-"""After so long, a unit that fails is not cut into smaller ones any more."""
+"""Processor seconds of each worker after which a unit that fails is not cut into smaller ones any more. On a busy machine a worker
+has a tenth of a core: by the clock, what was left in one piece would depend on who else computes."""
+MAX_SPLIT_S = 180.0
+"""The same by the clock, however little time workers had."""
 MEASURING_S = 20.0
 """Seconds of workers for trying common kernels of units that have kernels already: a graph's share, spent on the best promises."""
 MIN_HOPE = 0.25
@@ -106,6 +109,8 @@ class Compilation:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _version: int = 0
     _until: float = 0.0
+    _worked_s: float = 0.0
+    """Processor seconds that its units took so far."""
     _cancelled: bool = False
     _left: bool = False
 
@@ -124,7 +129,7 @@ class Compilation:
             if self.history is not None:
                 self.history.begin(answer.history)
             self.graph.begin(answer.bodies, self.demand.library_us, self.demand.outcomes(), self.sizes)
-        self._until = self.clock() + SPLIT_S
+        self._until, self._worked_s = self.clock() + MAX_SPLIT_S, 0.0
         while not self._cancelled:
             with self._lock:
                 if self._left:
@@ -260,13 +265,20 @@ class Compilation:
                 return
         alike = tuple((self.graph.levels[p[0]].ident, tuple(unit_pairs.nodes_of(self.graph, unit, p))) for p in unit.uses)
         header = self._request(UnitRequest(
-            unit.kind, dict(self.sizes), alike, tuple(texts), split=unit.of is None and self.clock() < self._until,
+            unit.kind, dict(self.sizes), alike, tuple(texts), split=unit.of is None and self._may_split(),
             joined=unit.of is not None, beat=unit.apart_us, variants=self.variants,
         ))  # fmt: skip
         unit.state, unit.version = UnitState.RUNNING, self._version
         task = Task(f"unit {unit.ops}", header, [known[t].encode() for t in texts], self._value(unit), self.timeout, TRIES,
-                    f"{unit.key} {self._version}", self.owner, self.demand.gain)
+                    f"{unit.key} {self._version}", self.owner, self.demand.gain, took=self._took)
         self._flying[self.executor.submit(task)] = unit
+
+    def _may_split(self) -> bool:
+        """Whether there is time for cutting what fails into smaller units."""
+        return self._worked_s < SPLIT_S * max(1, self.executor.size) and self.clock() < self._until
+
+    def _took(self, seconds: float) -> None:
+        self._worked_s += seconds  # two workers at once may lose one
 
     # --- answers ---------------------------------------------------------------------------------
 

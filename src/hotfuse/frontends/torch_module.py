@@ -35,6 +35,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.structure import Spec, StructureBuilder
+from hotfuse.frontends.as_in_eager.exporting import not_exported
 from hotfuse.frontends.as_in_eager.extremes import extremes_as_in_eager
 from hotfuse.frontends.as_in_eager.fused_layers import with_eagers_masks
 from hotfuse.frontends.as_in_eager.idle_conversions import without_idle_conversions
@@ -199,7 +200,7 @@ def _traced(
     dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in call.inputs)
     with (
         torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked, observed() as seen, padded(),
-        plain_numbers(seen.done.append),
+        plain_numbers(seen.done.append), not_exported(),
     ):  # fmt: skip
         flat = Flat(target, spec, call, path, seen)
         program = _export(flat, args, dynamic)

@@ -53,7 +53,8 @@ def computes_in_background() -> bool:
 
 def has_every_core() -> bool:
     """Whether the calling thread's team has all cores there are, and is large enough to leave one free."""
-    return torch.get_num_threads() >= max(SPARE_FROM, usable_cores()) and openmp.torchs() is not None
+    count = torch.get_num_threads()
+    return count >= SPARE_FROM and count >= usable_cores() and openmp.torchs() is not None
 
 
 def leaving_cores(call: Callable[..., T], *args: Any, **how: Any) -> T:

@@ -24,6 +24,7 @@ from hotfuse.base.structure import Spec
 from hotfuse.frontends.paths.reads import RecordedReads, TooManyReads
 from hotfuse.machine import team_size
 from hotfuse.machine.device_stream import in_own_stream
+from hotfuse.ops.own.assume import OtherPath
 from hotfuse.runtime.admission import MAX_FOLLOWED, MAX_IDLE_GRAPHS, CallSample, GraphAdmission
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.call_group import CallGroup
@@ -223,21 +224,31 @@ class Capturer:
         such calls are many, the path is followed, too; where they cost more than the others save, the graph rests.
         """
         site, entry, plan, error = failed
+        failed_at = error.at if isinstance(error, OtherPath) else time.perf_counter()
         checked = isinstance(error, CallFault)
         if not checked and plan is not entry.baseline and fits(entry.baseline.run, leaves):
             return self.own_code(site.spec, leaves, args, kwargs, counts), False
-        if balance.wants_another(entry.calls):
+        further = balance.wants_another(entry.calls)
+        if further:
             self._weigh_graph(site, balance, entry.calls - 1, leaves)  # this one is not counted as missed so far
-            if self._follow_further(site, balance, leaves):
+            further = self._follow_further(site, balance, leaves)
+            if further or not any(g.pending for g in list(site.groups.values())):  # otherwise there is soon another graph to ask of
                 balance.asked()
-        begin = time.perf_counter()
-        with nullcontext() if checked else RecordedReads() as reads:
-            result = self.own_code(site.spec, leaves, args, kwargs, counts)
-        own_s = time.perf_counter() - begin
-        if reads is not None and balance.has(tuple(reads.reads)):
-            return result, False
+        begin, lost_s = time.perf_counter(), 0.0
+        if further or not checked:
+            with nullcontext() if checked else RecordedReads() as reads:
+                result = self.own_code(site.spec, leaves, args, kwargs, counts)
+            own_s = time.perf_counter() - begin
+            if reads is not None and balance.has(tuple(reads.reads)):
+                return result, False
+        else:  # its sizes have a plan: there is nothing to be learned of them, and to find that out takes as long as small models
+            counts.module_calls += 1
+            self.own_answers()
+            result = self._own_code(*args, **kwargs)
+            own_s = time.perf_counter() - begin
+            lost_s = begin - failed_at
         self._log.count("other_paths")
-        rest = balance.miss(entry.calls, own_s, entry.seconds / entry.heat if entry.heat else own_s / 2)
+        rest = balance.miss(entry.calls, own_s, entry.seconds / entry.heat if entry.heat else own_s / 2, lost_s)
         if rest:
             if balance.rested == rest:
                 self._log.decide(Action.KEEP, Why.OTHER_PATH, self._model.name, missed=balance.missed, calls=entry.calls)

@@ -34,7 +34,7 @@ from hotfuse.ops.own.assume import ASSERTIONS, ASSUME, SIZE_OF, SIZED
 from hotfuse.ops.own.experts import ORDER, PRODUCT
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
-from hotfuse.simplify.expert_spellings import respelled
+from hotfuse.simplify.expert_spellings import PAIRS, respelled
 
 MIN_EXPERTS, MAX_EXPERTS = 2, 256
 """Experts of a loop."""
@@ -94,7 +94,7 @@ def _loop(graph: Graph | None) -> Graph | None:
     maker = makers(graph)
     by_ids: dict[str, dict[int, int]] = {}
     for i, node in enumerate(graph.nodes):
-        if node.op == "aten.where.default" and len(node.outs) == 2:
+        if node.op in PAIRS and len(node.outs) == 2:
             compared = maker.get(node.ins[0].name)
             eq = graph.nodes[compared] if compared is not None else None
             if eq is not None and eq.op == "aten.eq.Scalar" and isinstance(eq.args[0], Value) and type(eq.args[1]) is int:

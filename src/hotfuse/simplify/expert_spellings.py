@@ -20,6 +20,9 @@ from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
+PAIRS = frozenset({"aten.where.default", "aten.nonzero_numpy.default"})
+"""`torch.where(mask)` and `mask.nonzero(as_tuple=True)`."""
+
 
 def respelled(graph: Graph) -> Graph | None:
     """The graph in the spelling that is known; None where it has no other one."""
@@ -50,7 +53,7 @@ def _by_comparison(graph: Graph) -> Graph | None:
 
 def _expert_of(node: Node, graph: Graph, maker: Mapping[str, int]) -> tuple[Value, int, bool] | None:
     """The choices, the expert, and whether choices come before rows, where a node finds the pairs of one expert so."""
-    if node.op != "aten.where.default" or len(node.outs) != 2:
+    if node.op not in PAIRS or len(node.outs) != 2:
         return None
     one = _made(node.args[0], "aten.select", graph, maker)
     if one is None:

@@ -155,8 +155,11 @@ class ForkedWorker(Worker):
 
     def where(self) -> str:
         """The line of code it stood in when it was asked last."""
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").rpartition("most recent call first")[2].splitlines()
+        try:
+            self._log.seek(0)
+            lines = self._log.read().decode(errors="replace").rpartition("most recent call first")[2].splitlines()
+        except ValueError:  # it is closed
+            return ""
         return next((line.strip().replace('"', "") for line in lines if line.lstrip().startswith("File")), "")
 
     def rss(self) -> int:

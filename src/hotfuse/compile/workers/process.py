@@ -63,6 +63,8 @@ class Worker:
         self._process, self._in, self._out, self._log = process, requests, answers, log
         self.paused = False
         self._began = level
+        self._said_last = ""
+        """Its last words, once it is closed."""
 
     @property
     def pid(self) -> int:
@@ -145,16 +147,20 @@ class Worker:
 
     def last_words(self) -> str:
         """The last line it wrote to its standard error."""
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - 2000))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
+        with contextlib.suppress(ValueError):  # it was closed, maybe just now
+            self._log.seek(0, os.SEEK_END)
+            self._log.seek(max(0, self._log.tell() - 2000))
+            lines = self._log.read().decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else ""
+        return self._said_last
 
     def close(self) -> None:
         """End the process, at once, and take its status, so that no zombie stays."""
         self._process.kill()
         self._process.wait()
         self._close_pipes()
+        self._said_last = self.last_words()
+        self._log.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's worker, so that it ends when the parent does."""

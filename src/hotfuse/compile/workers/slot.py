@@ -120,7 +120,7 @@ class WorkerSlot:
             if not self._fork_to_blame(worker):
                 raise self._obituary(task, worker) from e
             return self._answer_afresh(task)
-        return self._accounted(worker, header, blobs)
+        return self._accounted(task, worker, header, blobs)
 
     def _starved(self) -> bool:
         """Whether the worker was ended for its low priority: the next one, which begins with a higher one, is asked the same."""
@@ -158,10 +158,11 @@ class WorkerSlot:
         except (EOFError, OSError) as e:
             raise self._obituary(task, worker) from e
         self._books.starter.distrust(self._suspect)
-        return self._accounted(worker, header, blobs)
+        return self._accounted(task, worker, header, blobs)
 
-    def _accounted(self, worker: Worker, header: dict[str, Any], blobs: list[bytes]) -> wire.Message:
+    def _accounted(self, task: Task, worker: Worker, header: dict[str, Any], blobs: list[bytes]) -> wire.Message:
         used, books = header.pop("usage", {}), self._books
+        task.took(float(used.get("took_s", 0.0)))
         with books.lock:
             books.counts["answered"] += 1
             books.peak_rss = max(books.peak_rss, int(used.get("peak_rss", 0)))

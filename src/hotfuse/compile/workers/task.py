@@ -35,6 +35,8 @@ class Task:
     """The part of calls' time that it is expected to save, with what it is a part of; without any it gets idle time alone."""
     threads: int = 0
     """Of the calls that it runs beside; 0: what the pool's limits say. Calls on a device keep one thread of the host busy."""
+    took: Callable[[float], None] = lambda _: None
+    """Told how many processor seconds answering it took, before the answer is there."""
 
     @property
     def value(self) -> float:

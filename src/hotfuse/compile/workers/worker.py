@@ -44,8 +44,10 @@ def serve(requests_in: BinaryIO, answers_out: BinaryIO, inherited: int = 0) -> N
         try:
             header, blobs = wire.receive(requests_in)
             unbind()  # an OpenMP runtime inherited from the server binds this thread when it is first used
+            begun = time.process_time()
             answer, codes = requests.answer(header, blobs)
-            wire.send(answers_out, {**answer, "usage": usage(inherited)}, codes)
+            took = {"took_s": time.process_time() - begun}
+            wire.send(answers_out, {**answer, "usage": usage(inherited) | took}, codes)
         except (EOFError, BrokenPipeError):  # nobody asks, or waits for the answer, any more
             _keep()
             return

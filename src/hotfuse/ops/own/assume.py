@@ -10,6 +10,7 @@ nothing of the call has become visible, and the model's own code answers it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,11 @@ ASSERTIONS = ("aten._assert_async.msg", "aten._assert_async.default", "aten._ass
 
 class OtherPath(CallFault):
     """A call takes another path through the model's code than the one that was traced."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.at = time.perf_counter()
+        """When that showed: to raise this through a plan takes longer than a small model."""
 
 
 class MadeUpCalls(threading.local):

@@ -1,8 +1,9 @@
 """Calls that take another path through a model's code than its graph has: what they cost, and when not to try.
 
 A call that takes a path which nobody traced computes the graph in vain, and the model's own code answers it (decision 160). Whether
-that pays is counted: `n` calls of which `missed` did so are served in `n * plan + missed * own` seconds, against `n * own` without
-a graph. Where that is more, the model's own code answers for a while, twice as long each time.
+that pays is counted: `n` calls of which `missed` did so are served in `n * plan + missed * (own + lost)` seconds, against `n * own`
+without a graph. `lost` is what passes between the check that failed and the own code: an exception takes longer than small graphs.
+Where that is more, the model's own code answers for a while, twice as long each time.
 
 While the model's own code answers because it is faster, nobody sees which path calls take. Then kept calls show it before plans are
 proven on them (`PathBalance.vetted`), and a few calls that are looked at are recorded, to find one of another path.
@@ -49,6 +50,8 @@ class PathBalance:
     in_window: int = 0
     own_s: float = 0.0
     """What the model's own code took for those, in all."""
+    lost_s: float = 0.0
+    """And what passed for them beside the graph and the own code."""
     doubled: int = 0
     want_at: int = FIRST_MISSES
     """Misses from which on the next further path is asked for."""
@@ -59,19 +62,20 @@ class PathBalance:
     unmet: int = 0
     """Calls that are still to be recorded because kept ones took another path."""
 
-    def miss(self, calls: int, own_s: float, plan_s: float) -> int:
-        """A call took another path, and the model's own code `own_s`; a call in the plan takes `plan_s`. How many calls the model's
-        own code is to answer from here on."""
+    def miss(self, calls: int, own_s: float, plan_s: float, lost_s: float) -> int:
+        """A call took another path, the model's own code `own_s`, and getting there `lost_s`; a call in the plan takes `plan_s`.
+        How many calls the model's own code is to answer from here on."""
         self.missed += 1
         self.latest = (*self.latest[1 - FIRST_MISSES :], calls)
         self.in_window += 1
         self.own_s += own_s
+        self.lost_s += lost_s
         count = calls - self.begin
         if count < WINDOW and self.in_window < WINDOW // 2:
             return 0
         each = self.own_s / self.in_window
-        pays = count * plan_s + self.in_window * each < count * each
-        self.begin, self.in_window, self.own_s = calls, 0, 0.0
+        pays = count * plan_s + self.own_s + self.lost_s < count * each
+        self.begin, self.in_window, self.own_s, self.lost_s = calls, 0, 0.0, 0.0
         if pays:
             self.doubled = 0
             return 0
