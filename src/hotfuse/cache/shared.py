@@ -17,6 +17,7 @@ from collections import Counter
 from typing import Any
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.faults import is_begun
 
 SUFFIX = ".hf"
 QUEUED = 256
@@ -87,8 +88,8 @@ class SharedStore:
         """Have an entry written soon."""
         with self._lock:
             if self._writer is None or not self._writer.is_alive():
-                self._writer = threading.Thread(target=self._write_all, name="hotfuse-shared-cache", daemon=True)
-                self._writer.start()
+                writer = threading.Thread(target=self._write_all, name="hotfuse-shared-cache", daemon=True)
+                self._writer = writer if is_begun(writer) else None
         try:
             self._waiting.put_nowait((name, data))
         except queue.Full:

@@ -159,8 +159,8 @@ class BoundCall:
             self.times.append((time.perf_counter() - begin) / self.repeats)
 
     def figure(self) -> tuple[float, float]:
-        """Seconds at best, and how far the better half of the turns, two at least, lies from that. A single turn says nothing of it:
-        it counts as noisy as a trial's, not as the quietest of all."""
+        """Seconds at best, and how far the better half of the turns, two at least, lies from that. A single turn says nothing of
+        it: it counts as noisy as a trial's, not as the quietest of all."""
         ordered = sorted(self.times)
         good = ordered[: max(2, len(ordered) // 2)]
         return good[0], sum(good) / len(good) / good[0] - 1 if len(good) > 1 else SINGLE_NOISE
