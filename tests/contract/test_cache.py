@@ -28,7 +28,8 @@ from hotfuse.cache.address import Address, program
 from hotfuse.cache.entry import MAGIC, EntryRefusal, Refused, pack, unpack
 from hotfuse.cache.flight import flight
 from hotfuse.cache.folder import Folder
-from hotfuse.cache.keys import Key, TrustedKeys, keys_for, make_key, read_key
+from hotfuse.cache.keys import USER_KEY, Key, TrustedKeys, keys_for, make_key, read_key
+from hotfuse.cache.notes import StartNotes
 from hotfuse.cache.place import cache_stats, folder_of, root_of
 from hotfuse.compile.kept import _holds, answered  # pyright: ignore[reportPrivateUsage]
 from hotfuse.profile.store_place import location
@@ -236,6 +237,21 @@ def test_a_pipe_for_an_entry_is_not_waited_for(tmp_path: Path) -> None:
             for end in [os.open(path, os.O_RDWR)] if path.exists() else ():  # whoever waits there goes on
                 os.close(end)
     assert held.stats()["refused"] == 1 and held.put(HERE, BODY) and held.get(HERE) is not None
+
+
+def test_a_pipe_for_a_key_or_a_note_is_not_waited_for(tmp_path: Path) -> None:
+    notes = StartNotes(tmp_path, _keys())
+    os.mkfifo(tmp_path / "features.note", 0o600)
+    os.mkfifo(tmp_path / USER_KEY, 0o600)
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.submit(notes.recall, "features", "now"), pool.submit(keys_for, tmp_path, None)
+        try:
+            assert found[0].result(10) is None
+            with pytest.raises(InputError, match="is no key"):
+                found[1].result(10)
+        finally:
+            for path in tmp_path.iterdir():  # whoever waits there goes on
+                os.close(os.open(path, os.O_RDWR))
 
 
 def test_the_least_recently_used_leaves_first(tmp_path: Path) -> None:

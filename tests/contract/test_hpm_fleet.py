@@ -113,6 +113,23 @@ def test_a_machine_that_nobody_measured_is_predicted_and_samples_correct_it(tabl
     assert score(supported, new, rest) < min(before, score(alone, new, rest))
 
 
+def test_a_machine_with_few_rows_has_little_to_say(table: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are three times as slow as the law of all others says: counted as much as another machine, it decides."""
+    with Store.open(":memory:") as store:
+        add(store, "small", table)
+        add(store, "wide", table[:: len(table) // 44], lambda x: 3 * (1.5 + 2.5 / (1 + np.exp(x[:, NAMES.index("compute")]))))
+        add(store, "new", table, seed=9)
+        parts = {p.at.flops: p for p in fleet.machines(store)}
+    new, few = (parts[KINDS[k][0] * GIGA] for k in ("new", "wide"))
+    others = [p for p in parts.values() if p is not new]
+    found = fleet.Pooled.of(others)
+    share = [float(found.weight[found.machine == p.machine].sum()) for p in others]
+    assert fleet.MIN_ROWS <= len(few.rows) < 60 and min(share) < 0.4 * max(share)
+    off = score(found.grown(knows=False, few=10**6, seed=0), new)
+    monkeypatch.setattr(fleet, "HALF_VOICE", 0.0)
+    assert off < 0.85 * score(fleet.Pooled.of(others).grown(knows=False, few=10**6, seed=0), new)
+
+
 def test_of_one_machine_nothing_is_known_about_others(table: Matrix) -> None:
     with Store.open(":memory:") as store:
         add(store, "small", table)

@@ -1,7 +1,10 @@
+# pyright: reportPrivateUsage=false
 """Entries that machines share through a file system of `fsspec`: believed under a trusted key, harmless otherwise."""
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,9 @@ import torch
 
 import hotfuse
 from hotfuse.base.errors import InputError
+from hotfuse.base.faults import is_alive
 from hotfuse.base.settings import Settings
+from hotfuse.cache import shared as shared_module
 from hotfuse.cache.address import Address
 from hotfuse.cache.entry import EntryRefusal
 from hotfuse.cache.folder import Folder
@@ -76,6 +81,49 @@ def test_a_store_that_fails_is_left_alone_for_a_while_and_counted(tmp_path: Path
     assert folder.shared.to_dict()["failed"] == 1 and "no route" in folder.shared.to_dict()["state"]
     assert folder.put(HERE, BODY) and folder.shared.drain(20)  # kept here all the same
     assert folder.get(HERE) == (BODY, []) and folder.shared.to_dict()["left_out"] == 2
+
+
+class _Silent:
+    """A file system that takes what it is asked and never answers."""
+
+    def __init__(self) -> None:
+        self.asked, self.end = 0, threading.Event()
+
+    def open(self, *_args: object) -> None:
+        self.asked += 1
+        self.end.wait(120)
+        raise ConnectionError("gone")
+
+    def makedirs(self, *_args: object, **_more: object) -> None:
+        self.end.wait(120)
+
+
+def test_a_store_that_says_nothing_holds_nobody_up_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_module, "ANSWER_S", 0.2)
+    monkeypatch.setattr(shared_module, "AWAY_S", 0.0)
+    folder, silent = _folder(tmp_path / "a", "memory://silent"), _Silent()
+    assert folder.shared is not None
+    folder.shared._files = silent
+    try:
+        begin = time.monotonic()
+        assert folder.get(HERE) is None and folder.get(HERE) is None
+        assert time.monotonic() - begin < 60 and silent.asked == 1, "who waits for an answer is not asked more"
+        assert folder.shared.to_dict()["failed"] == 1 and "no answer" in folder.shared.to_dict()["state"]
+        silent.end.set()
+        until = time.monotonic() + 60
+        while is_alive(folder.shared._unanswered) and time.monotonic() < until:
+            time.sleep(0.01)
+        folder.shared._files = fsspec.filesystem("memory")
+        assert folder.put(HERE, BODY) and folder.shared.drain(20) and folder.shared.counts["written"] == 2
+        silent.end.clear()
+        folder.shared._files = silent
+        folder.shared.write("n" * 64, b"entry")
+        until = time.monotonic() + 60
+        while "no answer for" not in folder.shared.to_dict()["state"] and time.monotonic() < until:
+            time.sleep(0.01)
+        assert "no answer for" in folder.shared.to_dict()["state"]
+    finally:
+        silent.end.set()
 
 
 def test_a_model_says_which_store_it_shares(tmp_path: Path) -> None:

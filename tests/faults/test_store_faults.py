@@ -24,6 +24,8 @@ from typer.testing import CliRunner
 
 from hotfuse.base.events import EventLog, Why
 from hotfuse.cli import app
+from hotfuse.machine.fingerprint import fingerprint, make_fingerprint
+from hotfuse.machine.topology import topology
 from hotfuse.profile import database, store_schema
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
@@ -272,6 +274,26 @@ def test_a_lock_that_is_never_given_back(tmp_path: Path, monkeypatch: pytest.Mon
     with locked(path):
         assert store.record_measurements([row()]) == 1
         assert store.path is None and store.counts["busy"] == 1 and len(store.measurements()) == 1
+
+
+@pytest.mark.parametrize("how", ["locked", "damaged"])
+def test_rows_of_a_machine_are_taken_by_what_replaces_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Its number was given by the file that is gone."""
+    monkeypatch.setattr(database, "BUSY_S", 0.01)
+    path = tmp_path / "p.sqlite"
+    with Store.open(path) as before:
+        before.machine(make_fingerprint(topology(), frozenset({"another"})))
+    store = Store.open(path)
+    number = store.machine(fingerprint(), {"target": "some"})
+    if how == "locked":
+        with locked(path):
+            assert store.record_measurements([row()], number) == 1
+    else:
+        store.database.engine.dispose()
+        path.write_bytes(b"no database" * 1000)
+        assert store.record_measurements([row()], number) == 1 and store.path == path
+    assert len(store.measurements(machine=number)) == 1 and store.machine(fingerprint()) == number
+    assert store.peaks(number) == {"target": "some"} and store.notes
 
 
 def _killed(path: str) -> None:

@@ -369,3 +369,45 @@ def test_a_closed_worker_leaves_no_file_open_and_says_what_it_said_last() -> Non
     assert log.closed and worker.last_words() == "last"
     worker.close()
     assert worker.last_words() == "last"
+
+
+WRITER = """
+import os, sqlite3, sys, time
+wal, path, begun, free = sys.argv[1:]
+c = sqlite3.connect(path, isolation_level=None)
+if wal == "wal": c.execute("PRAGMA journal_mode = WAL")
+c.execute("CREATE TABLE t (n)")
+c.execute("BEGIN IMMEDIATE")
+c.execute("INSERT INTO t VALUES (1)")
+open(begun, "w").close()
+while not os.path.exists(free): time.sleep(0.005)
+c.execute("COMMIT")
+open(begun + "2", "w").close()
+while True: time.sleep(0.005)
+"""
+
+
+@pytest.mark.parametrize("kind", ["wal", "file"])
+def test_a_worker_that_writes_to_a_database_is_not_stopped_before_it_has_done_so(tmp_path: Path, kind: str) -> None:
+    """Stopped there, it would keep everybody else from writing for as long as it stands."""
+    begun, free, done = (tmp_path / n for n in ("begun", "free", "begun2"))
+    worker = Worker(command=(sys.executable, "-c", WRITER, kind, str(tmp_path / "p.sqlite"), str(begun), str(free)))
+    try:
+        assert reached(begun)
+        worker.pause()
+        assert not worker.paused
+        free.touch()
+        assert reached(done), "it goes on"
+        worker.pause()
+        assert worker.paused
+        worker.resume()
+    finally:
+        worker.kill()
+        worker.close()
+
+
+def reached(path: Path, seconds: float = 60.0) -> bool:
+    until = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    return path.exists()

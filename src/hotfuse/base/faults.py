@@ -6,13 +6,15 @@ the analyzer's listener, reclaiming code) has no log; it is counted here, and `s
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 
-from hotfuse.base.errors import HotfuseError
+from hotfuse.base.errors import CaptureError, HotfuseError
+from hotfuse.base.events import Why
 
 MAX_KINDS = 64
 """Different errors that are told apart; more than that count as one."""
@@ -21,6 +23,10 @@ MAX_RESTARTS = 5
 RESTART_S = 0.1
 """Pause before the first of them; each is twice as long as the one before."""
 MAX_TEXT = 300
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EIO})
+"""What the system says when it has no more of something: files, memory, processes, room on a disk."""
+ENDED = (Why.WORKER_DIED, Why.TOO_MUCH_MEMORY)
+NO_THREAD = "can't start new thread"
 
 
 def error_text(error: BaseException) -> str:
@@ -32,6 +38,15 @@ def error_text(error: BaseException) -> str:
 def reason_text(error: BaseException) -> str:
     """What an error of ours says; any other error in one line."""
     return error.what if isinstance(error, HotfuseError) else error_text(error)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error tells of the moment and not of what was tried: the system had too little of something, or ended a worker."""
+    if isinstance(error, CaptureError):
+        return error.why in ENDED
+    if isinstance(error, OSError):
+        return error.errno in SCARCE
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_THREAD in str(error))
 
 
 class Faults:
@@ -66,6 +81,22 @@ class Faults:
 faults = Faults()
 """The process's one."""
 os.register_at_fork(after_in_child=faults.after_fork)
+
+
+def is_begun(thread: threading.Thread) -> bool:
+    """Start a thread; False where the system has none left, which is counted. Threads are started inside of calls, whose user asked
+    for none: he goes on without what the thread is for."""
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as e:
+        faults.note(thread.name, e)
+        return False
+    return True
+
+
+def is_alive(thread: threading.Thread | None) -> bool:
+    """Whether there is a thread that was begun and has not ended: one that raised too often has."""
+    return thread is not None and thread.is_alive()
 
 
 def steady(target: Callable[[], None], name: str) -> threading.Thread:

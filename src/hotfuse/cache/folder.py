@@ -34,7 +34,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cache.address import Address
 from hotfuse.cache.entry import EntryRefusal, Message, Refused, pack, unpack
 from hotfuse.cache.flight import flight
-from hotfuse.cache.keys import TrustedKeys
+from hotfuse.cache.keys import TrustedKeys, unblocked
 from hotfuse.cache.shared import SharedStore
 from hotfuse.machine.probe import usable_features
 
@@ -423,9 +423,8 @@ class Folder:
 
 
 def _read_file(path: Path) -> tuple[bytes, float]:
-    """What a file holds, and when it was changed. Nothing is waited for: others may write to the folder, and a pipe under an
-    entry's name would hold its reader up for ever."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    """What a file holds, and when it was changed. Nothing is waited for: others may write to the folder."""
+    with open(path, "rb", opener=unblocked) as file:
         return file.read(MAX_ENTRY + 1), os.fstat(file.fileno()).st_mtime
 
 

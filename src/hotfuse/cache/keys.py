@@ -193,10 +193,15 @@ def read_public(path: Path) -> PublicKey:
     return PublicKey(_secret(path, digits))
 
 
+def unblocked(name: str, flags: int) -> int:
+    """Open a file without waiting: a pipe in its place would hold its reader up for ever."""
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
 def _read(path: Path, forbidden: int, because: str, hint: str) -> tuple[str, str]:
     """What kind of key a file holds, and its digits."""
     try:
-        with path.open("rb") as f:
+        with open(path, "rb", opener=unblocked) as f:
             about = os.fstat(f.fileno())
             text = f.read(1024)
     except OSError as e:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.cache.entry import Refused, pack, unpack
-from hotfuse.cache.keys import TrustedKeys
+from hotfuse.cache.keys import TrustedKeys, unblocked
 
 MAX_BYTES = 1 << 16
 """Of a note; what is larger is none."""
@@ -33,7 +33,7 @@ class StartNotes:
     def recall(self, name: str, circumstances: str) -> Any:
         """What was noted in the same circumstances; None where nothing was, or where it is not believed."""
         try:
-            with self._path(name).open("rb") as file:
+            with open(self._path(name), "rb", opener=unblocked) as file:
                 data = file.read(MAX_BYTES + 1)
             body, _ = unpack(data, name, self.keys, frozenset())
         except (OSError, Refused):

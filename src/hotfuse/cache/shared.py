@@ -1,8 +1,9 @@
 """A store of entries that machines share: any file system that `fsspec` knows (s3://, gs://, file://, memory://…).
 
 It is asked for what the folder has not, and gets what the folder gets. Both happen beside serving: reads where something would be
-compiled otherwise, writes in a thread with a short queue. A store that fails is left alone for a while; that costs a compile, and
-is counted. Entries are as anywhere: signed, and believed only under a trusted key, since others may write to the store.
+compiled otherwise, writes in a thread with a short queue. A store that fails, or does not answer in time, is left alone for a
+while; that costs a compile, and is counted. Entries are as anywhere: signed, and believed only under a trusted key, since others
+may write to the store.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from collections import Counter
 from typing import Any
 
 from hotfuse.base.errors import InputError
+from hotfuse.base.faults import is_alive, is_begun
 
 SUFFIX = ".hf"
 QUEUED = 256
 """Entries that wait to be written; more are left out, and counted."""
 AWAY_S = 60.0
 """A store that failed is not asked again for so long."""
+ANSWER_S = 10.0
+"""A store that says nothing for so long has failed: a capture waits for what it reads, and some file systems wait for ever."""
 MAX_ENTRY = 256 << 20
 _numbers = itertools.count()
 
@@ -36,6 +40,9 @@ class SharedStore:
         self.trouble = ""
         """What went wrong last; empty while nothing does."""
         self._until = 0.0
+        self._unanswered: threading.Thread | None = None
+        """It asked and was given up; while it waits, nothing else is asked."""
+        self._writing_since: float | None = None
         self._waiting: queue.Queue[tuple[str, bytes]] = queue.Queue(QUEUED)
         self._writer: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -72,8 +79,20 @@ class SharedStore:
 
     def read(self, name: str) -> bytes | None:
         """An entry as bytes, not believed yet; None where there is none, or the store is away."""
-        if time.monotonic() < self._until:
+        if time.monotonic() < self._until or is_alive(self._unanswered):
             return None
+        answers = queue.SimpleQueue[bytes | None]()
+        asker = threading.Thread(target=lambda: answers.put(self._fetched(name)), name="hotfuse-shared-read", daemon=True)
+        if not is_begun(asker):
+            return None
+        try:
+            return answers.get(timeout=ANSWER_S)
+        except queue.Empty:
+            self._unanswered = asker
+            self._away(TimeoutError(f"no answer for {ANSWER_S:g} s"))
+            return None
+
+    def _fetched(self, name: str) -> bytes | None:
         try:
             with self._files.open(self._path(name), "rb") as file:
                 return bytes(file.read(MAX_ENTRY + 1))
@@ -87,8 +106,8 @@ class SharedStore:
         """Have an entry written soon."""
         with self._lock:
             if self._writer is None or not self._writer.is_alive():
-                self._writer = threading.Thread(target=self._write_all, name="hotfuse-shared-cache", daemon=True)
-                self._writer.start()
+                writer = threading.Thread(target=self._write_all, name="hotfuse-shared-cache", daemon=True)
+                self._writer = writer if is_begun(writer) else None
         try:
             self._waiting.put_nowait((name, data))
         except queue.Full:
@@ -98,7 +117,8 @@ class SharedStore:
         while True:
             name, data = self._waiting.get()
             try:
-                if time.monotonic() < self._until:
+                self._writing_since = time.monotonic()
+                if self._writing_since < self._until or is_alive(self._unanswered):
                     self.counts["left_out"] += 1
                     continue
                 self._put(self._path(name), data)
@@ -106,6 +126,7 @@ class SharedStore:
             except Exception as e:
                 self._away(e)
             finally:
+                self._writing_since = None
                 self._waiting.task_done()
 
     def _put(self, path: str, data: bytes) -> None:
@@ -135,5 +156,7 @@ class SharedStore:
 
     def to_dict(self) -> dict[str, Any]:
         """For `stats()` and `explain()`."""
-        counts = {k: self.counts[k] for k in ("written", "left_out", "failed")}
-        return {"url": self.url, "state": self.trouble or "in use", **counts}
+        counts, since = {k: self.counts[k] for k in ("written", "left_out", "failed")}, self._writing_since
+        waited = 0.0 if since is None else time.monotonic() - since
+        state = f"no answer for {waited:.0f} s" if waited > ANSWER_S else self.trouble or "in use"
+        return {"url": self.url, "state": state, **counts}

@@ -12,6 +12,7 @@ that helped on machines left out: with two or three it can but tell them apart b
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,6 +42,9 @@ TELLING = 3
 """Machines from which on it is tried whether a forest should know which one a row is about."""
 HELPED = 0.97
 """How much smaller errors have to be for that, as a factor."""
+HALF_VOICE = 300.0
+"""Rows with which a machine counts half as much as one with very many: a few rows, taken on a busy machine perhaps, would each
+count as dozens of others', and where nobody else has such vectors they alone decide."""
 SUPPORT = 100.0
 """So many of a machine's own rows weigh as much as all rows of the others."""
 
@@ -81,19 +85,21 @@ class Pooled:
     features: Features
     seconds: Vector
     weight: Vector
-    """Every machine counts the same in all, however many rows it has."""
+    """Machines with many rows count the same in all, however many those are; one with few counts less."""
     machine: Vector
 
     @classmethod
     def of(cls, parts: Sequence[MachineRows]) -> Pooled:
         """Those of some machines."""
         weights = [model.weights(p.rows) for p in parts]
-        total: dict[int, float] = {}
+        total, rows = dict[int, float](), Counter[int]()
         for p, w in zip(parts, weights, strict=True):
             total[p.machine] = total.get(p.machine, 0.0) + float(w.sum())
+            rows[p.machine] += len(p.rows)
+        voice = {m: n / (n + HALF_VOICE) for m, n in rows.items()}
         return cls(
             joined([derive(p.rows.table, p.at) for p in parts]), np.concatenate([p.rows.seconds for p in parts]),
-            np.concatenate([w / total[p.machine] * 1e3 for w, p in zip(weights, parts, strict=True)]),
+            np.concatenate([w / total[p.machine] * 1e3 * voice[p.machine] for w, p in zip(weights, parts, strict=True)]),
             np.concatenate([np.full(len(p.rows), float(p.machine)) for p in parts]),
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from hotfuse.base.faults import is_begun
 from hotfuse.base.lazy_dataclass import dataclass
 
 INTERVAL_S = 30.0
@@ -104,8 +105,8 @@ class DriftWatch:
     def start(self) -> None:
         """Look every `interval_s` seconds until `stop`."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hotfuse-drift", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="hotfuse-drift", daemon=True)
+            self._thread = thread if is_begun(thread) else None
 
     def stop(self) -> None:
         """End the thread."""

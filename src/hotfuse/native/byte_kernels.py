@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hotfuse.base.faults import steady
+from hotfuse.base.faults import is_begun, steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.once import once
 from hotfuse.native import byte_products
@@ -428,7 +428,7 @@ class _BackgroundKernels:
         """Have them made, unless somebody has."""
         if not self._begun:
             self._begun = True
-            steady(self._make, "hotfuse-byte-kernels").start()
+            is_begun(steady(self._make, "hotfuse-byte-kernels"))
 
     def _make(self) -> None:
         """Callers stay with the library's passes where it fails, which is counted. Calls may need what is made once: none waits

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from hotfuse.base.environment import for_child
-from hotfuse.base.faults import faults, steady
+from hotfuse.base.faults import faults, is_begun, steady
 from hotfuse.machine.cores import unbind
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch
@@ -76,8 +76,10 @@ class Analyzer:
                 if self._publish is not None:
                     ring.use(self._publish)
                 self._ring = ring
-                self._thread = steady(self._listen, "hotfuse-analyzer")
-                self._thread.start()
+                thread = self._thread = steady(self._listen, "hotfuse-analyzer")
+                if not is_begun(thread):
+                    self._ring = self._thread = None
+                    ring.close()
             return self._ring
 
     def use(self, publish: Publish) -> None:

@@ -8,6 +8,8 @@
     newer, still busy after all tries
               the same, beginning with nothing
 
+A file or memory that begins with nothing gets what rows of this process refer to (`renewed`): they would not be taken otherwise.
+
 Each of these is counted and told to the caller; none of them reaches a serving call as an error.
 """
 
@@ -79,13 +81,16 @@ def trouble_of(error: BaseException) -> Trouble | None:
 class Database:
     """An SQLite file with write-ahead log, or memory."""
 
-    def __init__(self, path: Path | None, tell: Tell, steps: Sequence[Migration] = STEPS) -> None:
+    def __init__(
+        self, path: Path | None, tell: Tell, steps: Sequence[Migration] = STEPS,
+        renewed: Callable[[Connection], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self.path = path
         """None once in memory."""
         self.copied: Path | None = None
         """The file that memory began with a copy of: it can be read, and not written."""
         self.counts: Counter[str] = Counter()
-        self._tell, self._steps = tell, steps
+        self._tell, self._steps, self._renewed = tell, steps, renewed
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._engine = self._opened()
@@ -190,6 +195,8 @@ class Database:
                         engine.dispose()
                         self._give_way(e)
                         self._engine = self._opened()
+                        with contextlib.suppress(DBAPIError), _writing(self._engine) as connection:  # the work itself tells, if not
+                            self._renewed(connection)
         raise AssertionError("memory does not give way")
 
     def _in_memory(self, once: Callable[[], T]) -> T:

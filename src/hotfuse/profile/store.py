@@ -100,13 +100,21 @@ class Store(LearnedTables):
             if found is not None:
                 c.execute(update(t).where(t.c.id == found).values(**changes))
                 return int(found)
-            values = {
-                "identity_key": who.key, "tuning_key": who.tuning_key,
-                "identity": json.dumps(dict(who.identity)), "tuning": json.dumps(dict(who.tuning)),
-            }  # fmt: skip
             return new_key(c.execute(insert(t).values(**values, **changes)))
 
-        return self.database.write(work)
+        values = {
+            "identity_key": who.key, "tuning_key": who.tuning_key,
+            "identity": json.dumps(dict(who.identity)), "tuning": json.dumps(dict(who.tuning)),
+        }  # fmt: skip
+        number = self.database.write(work)
+        known = {} if peaks is None else {"peaks": json.dumps(peaks)}
+        self._numbered[number] = {**self._numbered.get(number, {}), **values, **known}
+        return number
+
+    def _renewed(self, connection: Connection) -> None:
+        """Machines keep the numbers that this process knows them by."""
+        for number, values in self._numbered.items():
+            connection.execute(insert(s.machines).prefix_with("OR IGNORE").values(id=number, seen_at=time.time(), **values))
 
     def machines(self) -> list[StoredMachine]:
         """All that are known, the most recently seen first."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import is_begun
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.exchange import Exchange
@@ -67,7 +68,8 @@ class CentralSync:
         self._begun: float | None = None
         """When the exchange began that is under way."""
         self._thread = threading.Thread(target=self._run, name="hotfuse-profiles", daemon=True)
-        self._thread.start()
+        if not is_begun(self._thread):
+            self.report.state = f"{AWAY}no thread could be started for it"
 
     def _run(self) -> None:
         pause = 0.0
@@ -115,7 +117,8 @@ class CentralSync:
         """Send what is left if that takes no longer than a moment."""
         self._stop.set()
         self._now.set()
-        self._thread.join(LAST_S)
+        if self._thread.ident is not None:
+            self._thread.join(LAST_S)
 
     def stats(self) -> dict[str, Any]:
         """Counters."""

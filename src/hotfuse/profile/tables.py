@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Row, Table, insert
+from sqlalchemy import URL, Connection, Row, Table, insert
 
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.profile.database import Database, Trouble
@@ -26,10 +26,15 @@ class Tables:
         """What happened to the file, in words."""
         self.skipped: Counter[str] = Counter()
         """Per table, rows that could not be read."""
+        self._numbered: dict[int, dict[str, Any]] = {}
+        """Machines by the numbers that were given for them: rows refer to those."""
         self._log = log
         self.database: Database | PostgresDatabase = (
-            PostgresDatabase(at) if isinstance(at, URL) else Database(at, self._report, steps)
+            PostgresDatabase(at) if isinstance(at, URL) else Database(at, self._report, steps, self._renewed)
         )
+
+    def _renewed(self, _connection: Connection) -> None:
+        """The database was replaced by one that may hold nothing: put back what rows of this process refer to."""
 
     def _report(self, trouble: Trouble, detail: str) -> None:
         self.notes.append(f"{trouble.value}: {detail}")

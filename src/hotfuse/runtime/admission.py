@@ -19,7 +19,7 @@ from hotfuse.analysis.ties import all_tied, quanta_of
 from hotfuse.backends import registry
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Action, Why
-from hotfuse.base.faults import reason_text
+from hotfuse.base.faults import is_passing, reason_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, counts_in, describe
 from hotfuse.compile.device.late_checks import unsafe_behind_reads
@@ -200,10 +200,10 @@ class GraphAdmission:
             elif (e.why in PASSING or e.why is Why.MISMATCH) and group.captures < MAX_TRIES:
                 group.tried.discard(tuple(s.shape for s in call.inputs))  # it may have been the moment, not the model
             else:
-                group.refused = str(e)
+                group.refuse(str(e), passing=e.why in PASSING)
         except Exception as e:
             self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=reason_text(e))
-            group.refused = str(e)
+            group.refuse(reason_text(e), passing=is_passing(e))
 
     def _sizes_stay(self, site: Site, group: CallGroup, call: CallSpec, why: Why) -> None:
         """What differs from process to process could not be left open: the next call of these sizes is captured as it is."""

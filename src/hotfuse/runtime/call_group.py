@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import field
 
@@ -15,6 +17,8 @@ MAX_SHAPE_KINDS, MIN_CALLS = 2, 48
 """Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
 MAX_OPEN = 2
 """Captures with open sizes that fail before each size is captured by itself: which of them may be open, calls show in between."""
+PARDON_S, MAX_PARDON_S = 10.0, 3600.0
+"""A refusal that tells of the moment ends after so long; each further one lasts twice as long, up to the second."""
 
 
 @dataclass(slots=True)
@@ -28,6 +32,10 @@ class CallGroup:
     """Calls that were to be captured and raised."""
     pending: bool = False
     refused: str = ""
+    pardon_at: float = math.inf
+    """When a refusal ends that tells of the moment, and not of the model."""
+    lasted_s: float = 0.0
+    """How long the last such refusal was to last."""
     tried: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
     kinds: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
     """Sizes that calls had, as far as they are told apart."""
@@ -48,6 +56,21 @@ class CallGroup:
     """Dims in which calls of earlier processes had other sizes."""
     not_open: int = 0
     """Captures with open sizes that failed."""
+
+    def refuse(self, because: str, *, passing: bool = False) -> None:
+        """Nothing is captured any more; where the reason may pass, nothing for a while."""
+        self.refused, self.pardon_at = because, math.inf
+        if passing:
+            self.refused += "; that may pass, so it is tried again later"
+            self.lasted_s = min(max(2 * self.lasted_s, PARDON_S), MAX_PARDON_S)
+            self.pardon_at = time.monotonic() + self.lasted_s
+
+    def is_refused(self) -> bool:
+        """Whether nothing is captured. A refusal whose time has come ends here: what was tried is tried again."""
+        if self.refused and time.monotonic() >= self.pardon_at:
+            self.refused, self.pardon_at = "", math.inf
+            self.tried.clear()
+        return bool(self.refused)
 
     def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Learn which dims vary."""

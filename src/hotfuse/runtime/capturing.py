@@ -18,9 +18,10 @@ import torch
 
 from hotfuse.base.errors import CallFault, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
-from hotfuse.base.faults import error_text
+from hotfuse.base.faults import error_text, is_passing
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
+from hotfuse.compile.workers.service import service
 from hotfuse.frontends.paths.reads import RecordedReads, TooManyReads
 from hotfuse.machine import team_size
 from hotfuse.machine.device_stream import in_own_stream
@@ -196,16 +197,28 @@ class Capturer:
         self._background.go_on(self._next_capture, capture=True)
         return result
 
+    def _not_begun(self, queued: QueuedCapture, error: Exception) -> None:
+        """What comes before a capture raised: its calls stay with the model's own code, for a while where the error may pass."""
+        self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=error_text(error))
+        queued.group.refuse(error_text(error), passing=is_passing(error))
+        self._ended(queued.group)
+
     def _next_capture(self) -> None:
         """Begin the waiting capture whose calls took the most time since they were met: a worker that is to be started
         takes seconds, and by then the steps of a text have been called a hundred times, its prompt once. One that an earlier
         process made asks no worker, and so waits for nothing."""
         waited = 0.0
-        if self.turn is not None and not any(q.recalled for q in list(self._queued)):
-            waited = self.turn.wait(lambda: sum(q.group.noted for q in list(self._queued)))
-        if len(self._queued) > 1 or not all(q.recalled for q in list(self._queued)):
-            with contextlib.suppress(HotfuseError):  # which the capture tells of
-                self._model.prepare()
+        try:
+            if self.turn is not None and not any(q.recalled for q in list(self._queued)):
+                waited = self.turn.wait(lambda: sum(q.group.noted for q in list(self._queued)))
+            if len(self._queued) > 1 or not all(q.recalled for q in list(self._queued)):
+                with contextlib.suppress(HotfuseError):  # which the capture tells of
+                    self._model.prepare()
+        except Exception as e:  # one job, one capture: without it that one would wait for ever
+            with self._plans.lock:
+                last = self._queued.pop()
+            self._not_begun(last, e)
+            return
         with self._plans.lock:
             kept = [q for q in self._queued if q.recalled] if self.turn is not None else []
             hottest = max(kept or self._queued, key=lambda q: (q.group.noted - q.sample.number) * q.sample.seconds)
@@ -304,7 +317,9 @@ class Capturer:
         if site is None:
             return
         groups = list(site.groups.values())
-        site.looked_in_vain(pending=any(g.pending for g in groups))
+        if pending := any(g.pending for g in groups):
+            service().look_again()
+        site.looked_in_vain(pending=pending)
         if site.entries:
             if site.missed_again():
                 with self._plans.lock:
@@ -431,7 +446,7 @@ class Capturer:
                 return None
             shapes = tuple(tuple(t.shape) for t in leaves)
             group.note(shapes)
-            if group.pending or group.refused or shapes in group.tried or _just_deployed(site, leaves):
+            if group.pending or group.is_refused() or shapes in group.tried or _just_deployed(site, leaves):
                 return None
             if not self._plans.may_capture():
                 self._exhausted = self._plans.captures

@@ -30,7 +30,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from hotfuse.base.faults import faults, steady
+from hotfuse.base.faults import faults, is_alive, is_begun, steady
 from hotfuse.base.lazy_dataclass import dataclass
 
 PAUSE_S = 0.002
@@ -112,9 +112,10 @@ class Epochs:
             self.now += 1
             self.retired += 1
             self._waiting.append(_Retired(self.now, thing, free))
-            if self._background and self._thread is None and not self._stopping:
-                self._thread = steady(self._reclaim, "hotfuse-epochs")
-                self._thread.start()
+            if self._background and not is_alive(self._thread) and not self._stopping:
+                thread = self._thread = steady(self._reclaim, "hotfuse-epochs")
+                if not is_begun(thread):
+                    self._thread = None
         self._wake.set()
 
     def drain(self) -> int:

@@ -36,6 +36,8 @@ from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import GemmTiling, balance, choose
 
 PASSES = 12
+SINGLE_NOISE = 0.1
+"""Of what was measured in one turn."""
 BURST_S = 120e-6
 """One kernel's turn, at least: long against the clock, short against changes of speed."""
 MAX_CALLS = 400
@@ -156,10 +158,11 @@ class BoundCall:
             self.times.append((time.perf_counter() - begin) / self.repeats)
 
     def figure(self) -> tuple[float, float]:
-        """Seconds at best, and how far the better half of the turns lies from that."""
+        """Seconds at best, and how far the better half of the turns, two at least, lies from that. A single turn says nothing of
+        it: it counts as noisy as a trial's, not as the quietest of all."""
         ordered = sorted(self.times)
-        good = ordered[: max(1, len(ordered) // 2)]
-        return good[0], sum(good) / len(good) / good[0] - 1
+        good = ordered[: max(2, len(ordered) // 2)]
+        return good[0], sum(good) / len(good) / good[0] - 1 if len(good) > 1 else SINGLE_NOISE
 
 
 @dataclass(slots=True)

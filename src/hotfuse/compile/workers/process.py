@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -22,6 +23,10 @@ from hotfuse.compile.workers.priority import LEVEL, LOWEST, renice, steps_below
 
 COMMAND = (sys.executable, "-m", "hotfuse.compile.workers.worker")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_LOG_BYTES, _FILE_BYTES = range(120, 123), range(1 << 30, (1 << 30) + 512)
+"""That SQLite locks: of the file beside one with a write-ahead log, to write, bring it over or recover it; of any other file."""
+STOP_TICKS, STOP_TICK_S = 10, 0.0005
+"""How often, and how far apart, it is asked whether a process stands."""
 _TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -29,6 +34,30 @@ def _uses_a_device() -> bool:
     """Whether models of this process run on a device: their code, captured in a worker, may ask what devices there are."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
+
+
+def holds_database(pid: int) -> bool:
+    """Whether a process is about to write to an SQLite file: it holds the bytes that stand for that."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if "->" not in fields and fields[1:5] == ["POSIX", "ADVISORY", "WRITE", str(pid)] and _is_sqlites(int(fields[6])):
+                return True
+    return False
+
+
+def _is_sqlites(byte: int) -> bool:
+    return byte in _LOG_BYTES or byte in _FILE_BYTES
+
+
+def _stands(pid: int) -> bool:
+    """Whether a process that was told to stop has done so; given a moment, since it may be on another core."""
+    for _ in range(STOP_TICKS):
+        with contextlib.suppress(OSError, IndexError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt":
+                return True
+        time.sleep(STOP_TICK_S)
+    return False
 
 
 class Child(Protocol):
@@ -87,9 +116,13 @@ class Worker:
         return wire.receive(self._out)
 
     def pause(self) -> None:
-        """Stop it where it is."""
+        """Stop it where it is. One that writes to a database goes on for now: all who write there would wait until it goes on, and
+        after half a minute give the file up."""
         self._signal(signal.SIGSTOP)
-        self.paused = True
+        if self.paused or not (_stands(self.pid) and holds_database(self.pid)):
+            self.paused = True
+        else:
+            self._signal(signal.SIGCONT)
 
     def resume(self) -> None:
         """Let it go on."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.base.faults import faults, steady
+from hotfuse.base.faults import faults, is_begun, steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import totals
@@ -102,15 +102,30 @@ class Service:
                 return
             queue.jobs.append(queued)
             self._also_served(queue)
+            if self._unserved and not self._threads:
+                self._one_more_thread()
 
     def _serve_soon(self, queue: JobQueue) -> None:
         """With the lock: a thread for a queue, when there is one."""
         queue.unserved = True
         self._unserved.append(queue)
+        self._one_more_thread()
+
+    def _one_more_thread(self) -> None:
+        """With the lock: a thread where there may be another one. Where the system has none left, jobs wait until it is asked again
+        (`look_again`)."""
         if len(self._threads) < MAX_THREADS + self._waiting and not self._stopping:
             thread = steady(self._serve, "hotfuse-service")
-            self._threads.add(thread)
-            thread.start()
+            self._threads.add(thread)  # it leaves by itself when it ends
+            if not is_begun(thread):
+                self._threads.discard(thread)
+
+    def look_again(self) -> None:
+        """Jobs wait and no thread is there for them, since the system had none: maybe it has one now."""
+        if self._unserved and not self._threads:
+            with self._lock:
+                if self._unserved and not self._threads:
+                    self._one_more_thread()
 
     def _also_served(self, queue: JobQueue) -> None:
         """With the lock: one more thread for a queue whose jobs on threads all wait."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
-from hotfuse.base.faults import steady
+from hotfuse.base.faults import is_alive, is_begun, steady
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.priority import LOWEST, RAISED, chosen_by_user, is_niced
 from hotfuse.compile.workers.process import Worker
@@ -84,6 +84,10 @@ class Pool:
                 self._queue.append(Waiting(task, future))
                 self._grow()
                 self._changed.notify()
+                if not self._slots:  # nobody would ever take it
+                    self._queue.pop()
+                    because = "the system has no further thread"
+                    refused = CaptureError(f"nothing can ask for {task.name}", because=because, why=Why.WORKER_DIED)
         for old in replaced:
             old.drop()
         if refused is not None:
@@ -200,16 +204,17 @@ class Pool:
         if len(self._queue) > idle and len(self._slots) < self.size:
             slot = WorkerSlot(self._books)
             slot.thread = steady(lambda: self._serve(slot), "hotfuse-worker")
-            self._slots.append(slot)
-            slot.thread.start()
-        if self._call_sampler is None and self._queue:
-            self._call_sampler = steady(self._watch, "hotfuse-watch")
-            self._call_sampler.start()
+            self._slots.append(slot)  # it goes by itself when its thread ends
+            if not is_begun(slot.thread):
+                self._slots.remove(slot)
+        if self._queue and not is_alive(self._call_sampler):
+            watch = steady(self._watch, "hotfuse-watch")
+            self._call_sampler = watch if is_begun(watch) else None
 
     def _serve(self, slot: WorkerSlot) -> None:
         while (waiting := self._next(slot)) is not None:
-            unbind()  # workers inherit the cores of the thread that starts them
             try:
+                unbind()  # workers inherit the cores of the thread that starts them
                 answer = slot.answer(waiting.task)
             except CaptureError as e:
                 slot.done()

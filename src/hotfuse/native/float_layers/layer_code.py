@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from hotfuse.base.faults import steady
+from hotfuse.base.faults import is_begun, steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.native.byte_text import FunctionText
 from hotfuse.native.float_layers import gru_code, panel_products
@@ -332,7 +332,7 @@ class _BackgroundLayers:
         """Have them made, unless somebody has."""
         if not self._begun:
             self._begun = True
-            steady(self._make, "hotfuse-float-layers").start()
+            is_begun(steady(self._make, "hotfuse-float-layers"))
 
     def _make(self) -> None:
         """Callers stay with the libraries where it fails, which is counted."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from hotfuse.base.events import Action, EventLog, Why
-from hotfuse.base.faults import error_text, steady
+from hotfuse.base.faults import error_text, is_alive, is_begun, steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.living import Living
 from hotfuse.compile.answer_bodies import IdleAnswer, received
@@ -137,9 +137,10 @@ class Idle:
         """A model is served: its log hears of what is learned."""
         with self._lock:
             self._logs.add(log)
-            if self._watch is None and not self._ending.is_set():
-                self._watch = steady(self._run, "hotfuse-idle")
-                self._watch.start()
+            if not is_alive(self._watch) and not self._ending.is_set():
+                watch = self._watch = steady(self._run, "hotfuse-idle")
+                if not is_begun(watch):
+                    self._watch = None
 
     def leave(self, log: EventLog) -> None:
         """A model is closed; with the last one the worker ends."""
@@ -208,9 +209,10 @@ class Idle:
     def _begin(self) -> None:
         if self._asker is not None and self._asker.is_alive():
             return
-        self._asker = steady(self._ask, "hotfuse-idle-ask")
-        self._change(state=IdleState.WORKING)
-        self._asker.start()
+        asker = steady(self._ask, "hotfuse-idle-ask")
+        if is_begun(asker):
+            self._asker = asker
+            self._change(state=IdleState.WORKING)
 
     # --- asking ----------------------------------------------------------------------------------
 

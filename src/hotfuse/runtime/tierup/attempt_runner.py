@@ -12,6 +12,7 @@ import torch
 from hotfuse.analysis.ties import quanta_of
 from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
+from hotfuse.base.faults import is_passing
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers.service import sized
@@ -91,7 +92,8 @@ class AttemptRunner:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
             reason = text.strip(": ").splitlines()[0][:500]
             why = Why.SAME_PLAN if isinstance(e, CaptureError) and e.why is Why.SAME_PLAN else Why.NOT_COMPILED
-            self._context.refuse(entry, key, why, reason, tier=tier, what=reason, **about)
+            refuse = self._context.postpone if is_passing(e) else self._context.refuse
+            refuse(entry, key, why, reason, tier=tier, what=reason, **about)
             return
         if proof.difference:
             self._context.refuse(entry, key, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,

@@ -20,7 +20,7 @@ from hotfuse.analysis.attention import attends
 from hotfuse.backends import registry
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, Why
-from hotfuse.base.faults import error_text
+from hotfuse.base.faults import error_text, is_passing
 from hotfuse.compile.learn.strategy_history import history_of, recall
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers.service import sized
@@ -374,7 +374,8 @@ class Improver:
                 if not self._plans.closed and not entry.replaced and self._vetted(entry, key):
                     work()
             except Exception as e:  # what raised once would do so at every look: it is refused like what lost
-                self._context.refuse(entry, key, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
+                refuse = self._context.postpone if is_passing(e) else self._context.refuse
+                refuse(entry, key, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
             finally:
                 entry.improving, entry.trying = False, None
                 self._log.span("in_background", what, begin)

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Protocol
 
-from hotfuse.base.faults import steady
+from hotfuse.base.faults import is_alive, is_begun, steady
 from hotfuse.base.living import Living
 from hotfuse.compile.workers.background_priority import patient
 from hotfuse.machine.copied import Copied, unavailable
@@ -52,9 +52,10 @@ class Scrubber:
             return  # calls compare everything themselves in time
         with self._lock:
             self._models.add(model)
-            if self._thread is None and not self._ending:
-                self._thread = steady(self._run, "hotfuse-weights")
-                self._thread.start()
+            if not is_alive(self._thread) and not self._ending:
+                thread = self._thread = steady(self._run, "hotfuse-weights")
+                if not is_begun(thread):
+                    self._thread = None
         self._wake.set()
 
     def _run(self) -> None:
