@@ -272,14 +272,25 @@ def test_new_contents_that_come_again_are_kept_when_they_first_come(parts: Parts
     assert made.count("kept") == run.misses == 50 and run.hits == 450
 
 
-def test_inputs_that_come_again_after_long_are_noticed_within_256_calls(parts: Parts) -> None:
-    run, y = parts.run, torch.randn(6)
+@pytest.mark.parametrize(("look_s", "within"), [(0.1, 2 * 256), (0.01, 4), (0.001, 2)])  # of calls of 3 s
+def test_inputs_that_come_again_after_long_are_noticed_as_soon_as_looking_allows(
+    monkeypatch: pytest.MonkeyPatch, parts: Parts, look_s: float, within: int
+) -> None:
+    run, y, look = parts.run, torch.randn(6), kept_results.contents
+
+    def slowly(tensors: Sequence[torch.Tensor]) -> kept_results.Contents:
+        parts.now += look_s
+        return look(tensors)
+
+    monkeypatch.setattr(kept_results, "contents", slowly)
+    before = parts.now
     for n in range(5000):
         run(torch.full((6,), float(n)), y)
-    assert run.hits == 0
+    spent = parts.now - before
+    assert run.hits == 0 and spent < 1.02 * 3.0 * 5000, (spent, run.counters())
     for _ in range(1000):
         assert torch.equal(run(torch.ones(6), y)[0], torch.ones(6) * 2 + y)
-    assert run.hits > 1000 - 2 * 256
+    assert run.hits >= 1000 - within, run.counters()
 
 
 def test_what_takes_longer_than_it_saves_is_given_up(parts: Parts) -> None:
