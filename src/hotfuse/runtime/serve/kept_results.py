@@ -253,8 +253,8 @@ class RepeatedInputs:
         return made
 
     def _stop(self, most_doubled: int, rest: int | None = None) -> None:
-        """Keeping did not pay of late: the plan there was answers for a while. What nothing asked for all the while goes; what saved
-        more than was lost since the last while was asked for.
+        """Keeping did not pay of late: the plan there was answers for a while. What nothing asked for all the while goes; what
+        saved more than was lost since the last one was asked for.
         """
         self._doubled = 0 if self._balance_s > 0 else self._doubled
         self._known = self._known if self._doubled < most_doubled else ()
