@@ -362,3 +362,22 @@ def batch(sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, 
 def features(sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers instead of ids, and where padding is."""
     return torch.randn(sequences, rows, WIDTH), batch(sequences, rows, share)[1] == 0
+
+
+class PooledRows(nn.Module):
+    """Rows that know nothing of each other, and what is made of the live ones: deep sets, bags of words, point clouds."""
+
+    def __init__(self, pools: str) -> None:
+        super().__init__()
+        self.pools, self.tokens = pools, nn.Embedding(TOKENS, WIDTH)
+        self.rows = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x, live = self.rows(self.tokens(ids)), mask[..., None]
+        match self.pools:
+            case "mean":
+                return (x * live).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+            case "largest":
+                return x.masked_fill(live == 0, -torch.inf).amax(1)
+            case _:
+                return torch.where(mask.bool()[..., None], x, 0.0).sum(1)

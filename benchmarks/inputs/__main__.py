@@ -1,6 +1,6 @@
 """Input-driven specialization, case by case.
 
-    python -m benchmarks.inputs [padding ..] [--quick] [--threads N] [--json FILE]
+    python -m benchmarks.inputs [padding ..] [--quick] [--threads N] [--json FILE] [--plots FOLDER]
     python -m benchmarks.inputs padding --contenders packed,file --shares 0.33,1
 
 Each case is a module of this folder with `rows(quick)`: what it measured, as plain dicts, one a line of its table.
@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--contenders", help="of padding, besides eager, or strategies of flips, with commas; all of them without")
     parser.add_argument("--shares", help="of real tokens (padding), with commas")
     parser.add_argument("--json", type=Path, help="write every row there")
+    parser.add_argument("--plots", type=Path, help="draw every case there, how many times as fast, line by line of its table")
     args = parser.parse_args()
     if unknown := sorted(set(args.case) - set(known)):
         parser.error(f"no case {unknown[0]!r}: {', '.join(known)}")
@@ -55,6 +56,10 @@ def main() -> int:
         print(f"{name}\n{shown(found[name])}\n", flush=True)
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1))
+    if args.plots is not None:
+        from benchmarks.curves import draw
+
+        print("\n".join(str(p) for p in draw(found, args.plots)))
     return 0
 
 

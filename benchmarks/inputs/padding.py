@@ -4,9 +4,12 @@ With `--quick` the model has two layers of BERT-base's width, and the plans are 
 CPU time of the calling thread: that holds on a busy machine, on one thread. There packing runs at every share, also at 100%, where
 a served call goes to the plan with every row.
 
-Without it, contenders take turns on the same batches: the model's own code, ONNX Runtime, our plan with every row
-(`padding="keep"`) and our plan as it comes by default, for the module and for its ONNX file. `error` is the largest difference from
-the own code's output.
+Without it, contenders take turns on the same batches: the model's own code, Inductor, ONNX Runtime, OpenVINO, our plan with every
+row (`padding="keep"`) and our plan as it comes by default, for the module and for its ONNX file. Peers have plans for the very
+sizes. `error` is the largest difference from the own code's output.
+
+Whole batches are measured twice: right behind padded traffic, where no kernels for them are there yet, and when such batches came
+for a while.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 
 import hotfuse
+from benchmarks import quiet
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.serve.packing import PackedRun
 from hotfuse.runtime.tierup.padding import padded_traffic
@@ -29,7 +33,9 @@ SEQUENCES, LENGTH, VOCABULARY = 8, 128, 30522
 SHARES = (0.10, 0.25, 0.33, 0.50, 0.75, 1.0)
 LINES = (*((s, False) for s in SHARES), (0.33, True))
 ROUNDS, WARM_S = 3, 120.0
-NAMES = ("eager", "every row", "packed", "file", "ONNX Runtime")
+NAMES = ("eager", "every row", "packed", "file", "ONNX Runtime", "OpenVINO", "Inductor")
+MOSTLY, USED_S, STEADY = 0.8, 60.0, 3
+"""From which share on batches are measured behind such batches as well; seconds of these, at most; looks without another plan."""
 
 
 class Encoder(torch.nn.Module):
@@ -80,6 +86,35 @@ def exported(model: Encoder) -> bytes:
     return file.getvalue()
 
 
+def of_openvino(file: bytes) -> Run:
+    """OpenVINO for latency, in f32, at the batches' sizes."""
+    ov = quiet.openvino()
+    model = ov.Core().read_model(file)
+    model.reshape({n: [SEQUENCES, LENGTH] for n in ("input_ids", "attention_mask")})
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1,
+                "INFERENCE_NUM_THREADS": torch.get_num_threads()}  # fmt: skip
+    request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
+    return lambda ids, mask: torch.from_numpy(next(iter(request.infer([ids.numpy(), mask.numpy()]).values())).copy())
+
+
+def of_inductor(model: Encoder) -> Run:
+    """Inductor at the batches' sizes."""
+    compiled: Any = torch.compile(model, dynamic=False)
+    compiled(*batch(0.5))
+    return lambda ids, mask: compiled(ids, mask)
+
+
+def used_to(run: Run, served: Any, share: float) -> None:
+    """Serve batches with so many real tokens until no other plan comes for them, within a limit."""
+    end, before, same = time.monotonic() + USED_S, None, 0
+    while time.monotonic() < end and same < STEADY:
+        for _ in range(4):
+            run(*batch(share))
+        served.wait(max(0.0, end - time.monotonic()))
+        swaps = served.stats()["swaps"]
+        same, before = (same + 1 if swaps == before else 0), swaps
+
+
 def warmed(run: Run, served: Any) -> float:
     """Serve padded batches until nothing is being made any more, within a limit; seconds that it took."""
     begin = time.monotonic()
@@ -109,7 +144,7 @@ def rows(quick: bool, contenders: Sequence[str] = NAMES, shares: Sequence[float]
             served["every row"] = runs["every row"] = hotfuse.jit(model, settings=hotfuse.Settings(padding="keep"))
         if "packed" in contenders:
             served["packed"] = runs["packed"] = hotfuse.jit(model)
-        file = exported(model) if {"file", "ONNX Runtime"} & set(contenders) else b""
+        file = exported(model) if {"file", "ONNX Runtime", "OpenVINO"} & set(contenders) else b""
         if "file" in contenders:
             served["file"] = hotfuse.InferenceSession(file)
             runs["file"] = of_session(served["file"])
@@ -119,6 +154,10 @@ def rows(quick: bool, contenders: Sequence[str] = NAMES, shares: Sequence[float]
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()
             runs["ONNX Runtime"] = of_session(onnxruntime.InferenceSession(file, options))
+        if "OpenVINO" in contenders:
+            runs["OpenVINO"] = of_openvino(file)
+        if "Inductor" in contenders:
+            runs["Inductor"] = of_inductor(model)
         for name, one in served.items():
             took = warmed(runs[name], one)
             print(f"{name}: {took:.0f} s until nothing was being made any more", flush=True)
@@ -126,6 +165,11 @@ def rows(quick: bool, contenders: Sequence[str] = NAMES, shares: Sequence[float]
         for share, holes in LINES:
             if not shares or share in shares:
                 found.append(measured(runs, share, holes))
+                print(found[-1], flush=True)
+            if found and share > MOSTLY and (not shares or share in shares):
+                for name, one in served.items():
+                    used_to(runs[name], one, share)
+                found.append(measured(runs, share, holes, behind="such batches"))
                 print(found[-1], flush=True)
     for one in served.values():
         one.close()
@@ -156,7 +200,7 @@ def of_plans(model: Encoder) -> list[dict[str, Any]]:
 
 
 def measured(
-    contenders: dict[str, Run], share: float, holes: bool, clock: Callable[[], float] = time.perf_counter
+    contenders: dict[str, Run], share: float, holes: bool, clock: Callable[[], float] = time.perf_counter, behind: str = ""
 ) -> dict[str, Any]:
     """One line: the median of rounds in turns, on batches of their own."""
     took: dict[str, list[float]] = {name: [] for name in contenders}
@@ -173,5 +217,8 @@ def measured(
     over = {f"{n} over eager": round(middle["eager"] / middle[n], 2) for n in ("packed", "file") if n in middle}
     if {"packed", "every row"} <= middle.keys():
         over["packed over every row"] = round(middle["every row"] / middle["packed"], 2)
-    return {"real": f"{share:.0%}{' with holes' if holes else ''}", **{n: round(t, 1) for n, t in middle.items()}, **over,
-            "error": f"{error:.1e}"}  # fmt: skip
+    if {"packed", "every row"} & middle.keys() and (peers := {"ONNX Runtime", "OpenVINO", "Inductor"} & middle.keys()):
+        best = min(middle[n] for n in peers)
+        over["packed over the best peer"] = round(best / middle["packed" if "packed" in middle else "every row"], 2)
+    real = {"real": f"{share:.0%}{' with holes' if holes else ''}", **({"behind": behind} if behind else {})}
+    return {**real, **{n: round(t, 1) for n, t in middle.items()}, **over, "error": f"{error:.1e}"}

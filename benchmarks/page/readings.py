@@ -133,7 +133,8 @@ def padding(doc: Mapping[str, Any]) -> list[Figure]:
     found: list[Figure] = []
     for row in doc["padding"]:
         aim = 3.3 if row["real"] == "33%" else 1.0 if row["real"] == "100%" else None
-        found += [Figure(f"{row['real']} real tokens{', as a file' if n == 'file' else ''}", row[f"{n} over eager"], "×",
+        behind = f", behind {row['behind']}" if "behind" in row else ""
+        found += [Figure(f"{row['real']} real tokens{behind}{', as a file' if n == 'file' else ''}", row[f"{n} over eager"], "×",
                          against="eager", at_least=aim) for n in ("packed", "file") if f"{n} over eager" in row]  # fmt: skip
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +84,27 @@ def test_batches_of_distinct_rows_are_soon_left_alone() -> None:
         assert torch.equal(run(x)[0], x * 2)
     assert run.held > 70 and set(ran) == {2}
     assert torch.equal(run(torch.ones(4, 3))[0], torch.full((4, 3), 2.0)) and ran[-1] == 2, "never a single row"
+
+
+def test_rows_that_come_twice_again_are_seen_at_once_where_a_look_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def whole(x: torch.Tensor) -> tuple[torch.Tensor]:
+        now[0] += call_s
+        return (x * 2,)
+
+    def clock() -> float:
+        now[0] += 1e-5  # what a look takes, between two readings
+        return now[0]
+
+    monkeypatch.setattr(serving, "time", SimpleNamespace(perf_counter=clock))
+    for call_s, pauses in ((0.5, False), (1e-4, True)):
+        run = DistinctRowsRun((0,), (0,), whole, whole, 0.75)
+        for _ in range(500):
+            run(torch.randn(4, 3))
+        x = torch.randn(2, 3)[[0, 1, 1, 0]]
+        assert torch.equal(run(x)[0], x * 2)
+        assert (run.unread > 0) is pauses and (run.held == 1) is not pauses, (call_s, run)
 
 
 def test_batches_of_very_many_rows_are_left_alone() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import hotfuse
 import hotfuse.runtime.site as site_module
@@ -21,10 +22,10 @@ from hotfuse.runtime.serve.packing import PackedRun
 from hotfuse.runtime.tierup import proposals
 from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.layers.compose import composer_of
-from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddedTraffic, PaddingLayer, padded_traffic
+from hotfuse.runtime.tierup.padding import MIN_SEQUENCES, PaddedTraffic, PaddingLayer, may_be_padded, padded_traffic
 from hotfuse.runtime.tierup.tier2 import PACKED, PACKED_BY_LIBRARY, PADDED_CALLS
 from hotfuse.specialize.table import PADDING, AttemptKey
-from tests.padded import TOKENS, Compared, LookedUp, MaskedInside, PaddedEncoder, batch
+from tests.padded import TOKENS, WIDTH, Compared, LookedUp, MaskedInside, PaddedEncoder, PooledRows, batch
 from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -106,6 +107,37 @@ def test_masks_that_a_model_makes_by_itself_are_packed(made: str) -> None:
     assert f"bet on: packed rows ({told}): held in" in str(fast.explain()), "people read the first lines"
     assert bet["values"] == [told] and f"rows that a mask made of {told} hides" in str(fast.explain(full=True))
     fast.close()
+
+
+@pytest.mark.parametrize("pools", ["mean", "largest", "chosen"])
+def test_rows_that_are_pooled_without_attention_are_packed(pools: str) -> None:
+    model = PooledRows(pools).eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    serve(fast, model, 40)
+    assert entry_of(fast).plan.layers == (AttemptKey(PADDING),), str(fast.explain())
+    for share in (0.1, 0.5, 1.0) * 4:
+        serve(fast, model, 1, share=share)
+    ids, mask = batch(3, 16)
+    mask[1] = 0
+    torch.testing.assert_close(fast(ids, mask), model(ids, mask), rtol=1e-4, atol=1e-5)
+    fast.close()
+
+
+def test_graphs_that_hide_no_rows_are_not_looked_at_for_padding() -> None:
+    """Looking holds up tier 1 and sorts what may be masks, so it is for graphs that make something of an input which hides rows."""
+    gated = nn.ModuleList((nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)))
+
+    class Gated(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(gated[0](x)) * gated[1](x)
+
+    gated_call = (torch.randn(4, WIDTH),)
+    for model, inputs, may in ((Gated(), gated_call, False), (PooledRows("mean"), batch(3, 16), True)):
+        fast: Any = hotfuse.jit(model.eval(), settings=INLINE.with_(tiers=0))
+        for _ in range(3):
+            fast(*inputs)
+        assert may_be_padded(entry_of(fast).baseline.graph) is may
+        fast.close()
 
 
 def test_two_padded_batches_of_a_call_are_packed_in_one_plan() -> None:

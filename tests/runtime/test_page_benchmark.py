@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bytecode
+from benchmarks import bytecode, curves
 from benchmarks.page import readings
 from benchmarks.page.__main__ import main, measured, write
 from benchmarks.page.measurements import MEASUREMENTS, SECTIONS, Measurement, of_profile
@@ -263,9 +263,11 @@ def test_documents_of_programs_and_inputs_become_figures() -> None:
     assert [f.missed for f in found] == [False, False, False, False]
     (over,) = readings.gradients({"gradients": {"over_eager": 1.2, "ms": {}, "tiers": {}}})
     assert over.missed and over.value == 1.2
-    shares = [{"real": "33%", "packed over eager": 3.5, "error": "1e-6"}, {"real": "100%", "packed over eager": 0.9}]
+    shares = [{"real": "33%", "packed over eager": 3.5, "error": "1e-6"}, {"real": "100%", "packed over eager": 0.9},
+              {"real": "100%", "behind": "such batches", "packed over eager": 1.1}]  # fmt: skip
     padded = readings.padding({"padding": shares})
-    assert [(f.value, f.missed) for f in padded] == [(3.5, False), (0.9, True)]
+    assert [(f.value, f.missed) for f in padded] == [(3.5, False), (0.9, True), (1.1, False)]
+    assert [f.label for f in padded][1:] == ["100% real tokens", "100% real tokens, behind such batches"]
     warm = readings.warm_start({"start": {"silero-vad": {"cold_s": 5.0, "warm_s": 0.5, "first_seconds": None}}})
     later = {"cold_s": 5.0, "warm_s": 0.3, "first_seconds": 1.4, "first_seconds_new_sizes": 0.5}
     known = readings.warm_start({"start": {"silero-vad": later}})
@@ -295,3 +297,12 @@ def test_measurements_find_bytecode_as_an_installed_package_has_it(monkeypatch: 
     os.utime(package / "part.py", (1, 1))
     bytecode.as_installed()
     assert compiled.read_bytes() != before
+
+
+def test_every_case_of_inputs_is_a_picture(tmp_path: Path) -> None:
+    padding = [{"real": "33%", "eager": 3.0, "over eager": 3.5, "error": "1e-6"},
+               {"real": "100%", "over eager": 0.9, "over peer": 1.1}]  # fmt: skip
+    labels, ratios = curves.lines(padding)
+    assert labels == ["33%", "100%"] and ratios == {"over eager": [3.5, 0.9], "over peer": [None, 1.1]}
+    (picture,) = curves.draw({"padding": padding, "busy": [{"served": "module", "ms": 3.0}]}, tmp_path / "pictures")
+    assert picture.name == "inputs-padding.svg" and "over peer" in picture.read_text()

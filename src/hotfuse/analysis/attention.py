@@ -21,8 +21,9 @@ from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values, readers
 from hotfuse.ir.types import TensorType
 from hotfuse.ops import packed
+from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.schema import argument
-from hotfuse.ops.table import packet
+from hotfuse.ops.table import Access, lookup, packet
 
 FUSED = "aten.scaled_dot_product_attention"
 PACKED = packed.NAME
@@ -34,6 +35,12 @@ WHOLE = frozenset({FUSED, PACKED, BOUNDED})
 _PRODUCTS = frozenset({"aten.matmul", "aten.bmm"})
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
 _ATTENDING = _SOFTMAX | {FUSED}
+_HIDING = frozenset({"aten.mul", "aten.masked_fill", "aten.where"})
+_OF_MASKS = frozenset({
+    *RESHAPES, "aten.expand", "aten.slice", "aten.to", "aten._to_copy",
+    "aten.eq", "aten.ne", "aten.lt", "aten.le", "aten.gt", "aten.ge", "aten.logical_not", "aten.bitwise_not", "aten.logical_and",
+    "aten.bitwise_and", "aten.__and__", "aten.rsub", "aten.sub",
+})  # fmt: skip
 _FILLED = {"aten.full": "fill_value", "aten.full_like": "fill_value", "aten.scalar_tensor": "s"}
 _MAX_RANK = 4
 HIDES = 1e4
@@ -66,6 +73,24 @@ class Written:
 def attends(graph: Graph) -> bool:
     """Whether a graph has anything that may be attention, told by the names of its operators alone."""
     return any(packet(n.op) in _ATTENDING for n in graph.nodes)
+
+
+def pools(graph: Graph) -> bool:
+    """Whether a graph may hide rows that products made, by what it makes of a small input alone: told by the names of operators.
+
+        %h: f32[B, S, 64] = linear(..)      %p = %h * unsqueeze(%mask, -1)      %y = sum(%p, 1)
+    """
+    told = {v.name for v in graph.inputs if isinstance(v.type, TensorType) and 1 <= sum(d != 1 for d in v.type.shape) <= 2}
+    worked = set[str]()
+    for node in graph.nodes if told else ():
+        names, op, outs = {v.name for v in node.ins}, packet(node.op), (v.name for v in node.outs)
+        if names & worked or lookup(node.op).access is Access.CONTRACTION:
+            if op in _HIDING and names & told:
+                return True
+            worked.update(outs)
+        elif names & told and op in _OF_MASKS:
+            told.update(outs)
+    return False
 
 
 def written(graph: Graph, *, loosely: bool = False) -> tuple[Written, ...]:

@@ -88,7 +88,7 @@ ROWS: tuple[Specialization, ...] = (
         DUPLICATES, "{share} of the rows of kept batches are there twice", 0.25,
         "distinct rows alone, and results spread over the batch",
         "the bytes of all rows, up to a share of distinct ones that was measured; others run the plan there was",
-        "one look at the rows, given up for up to 128 calls after eight in vain", 0.6,
+        "one look at the rows, given up for up to 128 calls after eight in vain where it takes half a per cent of a call", 0.6,
     ),
     Specialization(
         OPEN_MASK, "a mask let everything through in {share} of sampled calls", 0.8, "the graph without the mask",
@@ -97,7 +97,7 @@ ROWS: tuple[Specialization, ...] = (
     Specialization(
         PADDING, "a mask hides {share} of the rows of kept calls", 0.1, "live rows alone, packed once",
         "the share of live rows in the call's mask, below one that was measured; others run the plan there was",
-        "one read of the mask, given up for up to 128 calls after eight in vain", 0.5, 0.3,
+        "one read of the mask, given up for up to 128 calls after eight in vain where it takes half a per cent of a call", 0.5, 0.3,
     ),
     Specialization(
         ZERO_ROWS, "{share} of the rows of a product's input are zero, or of four rows' steps", 0.1, "products that leave them out",

@@ -7,6 +7,7 @@ looking takes half a microsecond a row, in the call, and half a million numbers 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
@@ -98,11 +99,14 @@ class DistinctRowsRun:
             self.rest.left -= 1
             self.unread += 1
             return self.whole(*inputs)
+        begin = time.perf_counter()
         kinds = self.kinds(inputs)
         if kinds is None:
             self.missed += 1
-            self.rest.missed()
-            return self.whole(*inputs)
+            compared = time.perf_counter()
+            outs = self.whole(*inputs)
+            self.rest.missed(compared - begin, time.perf_counter() - compared)
+            return outs
         self.rest.held()
         self.held += 1
         return self.run(inputs, kinds)

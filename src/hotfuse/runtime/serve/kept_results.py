@@ -28,6 +28,7 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.lazy_dataclass import dataclass
+from hotfuse.runtime.serve.backoff import MAX_SHARE, pause
 
 MAX_CONTENTS = 4
 """Contents of the repeated inputs for which results are kept."""
@@ -37,14 +38,16 @@ IN_VAIN = 3
 """Contents in a row that were kept when they first came and did not come again; others then have to come twice. Computing apart
 what nobody asks for again was what traffic that flips paid for."""
 WEIGHED = 32
-"""Calls whose times are added up: if they took longer than the plan there was, nothing is kept for a while either."""
+"""Calls whose times are added up: if they took longer than the plan there was, by more than looking may cost, nothing is kept for a
+while either."""
 OUTLIER = 3.0
 """Times as long as usual that a call counts for at most: what took longer was interrupted."""
 FIRST_REST, MAX_DOUBLED = 16, 6
 """Calls of the first such while, and how often it is doubled at most."""
 DOUBLED_IN_VAIN = 4
 """The same where inputs did not come again: looking at the few calls behind a while costs next to nothing, so traffic that returns
-is seen within 256 calls. Where they did and keeping was slower all the same, finding out takes 32 slow calls."""
+is seen within 256 calls, and sooner where looking costs next to nothing of a call. Where inputs did come again and keeping was
+slower all the same, finding out takes 32 slow calls."""
 OF_LATE = 9
 """Calls of the plan there was that tell what one takes."""
 TIMED = 3
@@ -137,6 +140,8 @@ class RepeatedInputs:
         """The same of calls behind others that it did not answer; they tell no more than what it takes at most."""
         self._behind_whole = False
         """Whether the plan there was answered the last call."""
+        self._look_s = math.inf
+        """What the last look took that found nothing."""
         self._usual_s = math.inf
         """The middle one of them: the least was taken while everything was at hand, and other calls are not."""
         self._balance_s, self._weighed = 0.0, 0
@@ -163,6 +168,7 @@ class RepeatedInputs:
             if found is not known[0]:
                 self._known = (found, *(k for k in known if k is not found))
         elif (found := self._admitted(mine)) is None:
+            self._look_s = time.perf_counter() - begin
             outs, _ = self._timed(inputs)
             self._weigh(time.perf_counter() - begin)  # looking is part of what such a call takes
             return outs
@@ -191,7 +197,7 @@ class RepeatedInputs:
         self._balance_s += saved
         self._weighed += 1
         if self._weighed >= WEIGHED:
-            if self._balance_s < 0:
+            if self._balance_s < -MAX_SHARE * self._weighed * self._usual_s:
                 self._stop(MAX_DOUBLED)
                 self._known = ()
             else:
@@ -222,8 +228,9 @@ class RepeatedInputs:
                 self._stop(MAX_DOUBLED)
             return found
         self._in_vain += 1
-        if self._in_vain > NOTED:
-            self._stop()
+        rest = pause(FIRST_REST << min(self._doubled, DOUBLED_IN_VAIN), self._look_s, self._usual_s)
+        if self._in_vain > NOTED and rest:
+            self._stop(DOUBLED_IN_VAIN, rest)
         else:
             self._noted = (mine.copied(), *self._noted[: NOTED - 1])
         return None
@@ -245,12 +252,15 @@ class RepeatedInputs:
         self._known = (made, *kept) if size <= MAX_BYTES else ()
         return made
 
-    def _stop(self, most_doubled: int = DOUBLED_IN_VAIN) -> None:
-        """Keeping did not pay of late: the plan there was answers for a while. What nothing asked for all the while goes."""
+    def _stop(self, most_doubled: int, rest: int | None = None) -> None:
+        """Keeping did not pay of late: the plan there was answers for a while. What nothing asked for all the while goes; what
+        saved more than was lost since the last one was asked for.
+        """
+        self._doubled = 0 if self._balance_s > 0 else self._doubled
         self._known = self._known if self._doubled < most_doubled else ()
         self._noted, self._in_vain = (), 0
         self._balance_s, self._weighed = 0.0, 0
-        self._resting, self._behind_whole = FIRST_REST << min(self._doubled, most_doubled), True
+        self._resting, self._behind_whole = FIRST_REST << min(self._doubled, most_doubled) if rest is None else rest, True
         self._times.clear()
         self._cold.clear()
         self._doubled = min(self._doubled + 1, MAX_DOUBLED)

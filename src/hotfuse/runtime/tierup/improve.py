@@ -16,7 +16,7 @@ from importlib import import_module
 
 import torch
 
-from hotfuse.analysis.attention import attends
+from hotfuse.analysis.attention import attends, pools
 from hotfuse.backends import registry
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, Why
@@ -235,7 +235,8 @@ class Improver:
         tier1 = partial(fused, self._context, entry, partial(self._part, entry))
 
         def propose() -> Attempt | None:
-            if not attends(entry.baseline.graph):  # what follows imports much, while nothing is compiled yet
+            graph = entry.baseline.graph
+            if not attends(graph) and not pools(graph):  # what follows imports much, while nothing is compiled yet
                 return tier1()
             from hotfuse.runtime.tierup.proposals import packs
             from hotfuse.runtime.tierup.tier2 import packed_first

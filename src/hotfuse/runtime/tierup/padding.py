@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.analysis.attention import HIDES, attends
+from hotfuse.analysis.attention import HIDES, attends, pools
 from hotfuse.analysis.mask_facts import MaskInput, mask_axes
 from hotfuse.backends.library import meaning
 from hotfuse.backends.protocol import Run
@@ -61,8 +61,8 @@ _MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.
 
 
 def may_be_padded(graph: Graph) -> bool:
-    """Whether a graph has attention and an input that could be a mask, or tell lengths that one is made of."""
-    return attends(graph) and any(_is_mask(v) or _tells_lengths(v) for v in graph.inputs)
+    """Whether a graph has attention, or pools rows, and an input that could be a mask, or tell lengths that one is made of."""
+    return any(_is_mask(v) or _tells_lengths(v) for v in graph.inputs) and (attends(graph) or pools(graph))
 
 
 def enough_seen(graph: Graph, taken: int, calls: Sequence[Call]) -> bool:
