@@ -120,7 +120,7 @@ class Asked:
     """What the model's code asks of an argument besides what a graph's guards hold (`frontends.questions`)."""
 
     what: str
-    """`gradients`, `class`, `identity`, or `attribute ` and its name."""
+    """`gradients`, `class`, `identity`, `own`, `attribute ` and its name, or `data`."""
     at: int
     """Which argument; -1 for all of them."""
 

@@ -29,7 +29,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import field
 from types import FrameType
@@ -68,9 +68,10 @@ class Observed:
     warned: list[Warned] = field(default_factory=list[Warned])
 
     @contextmanager
-    def call(self, target: Any) -> Generator[Reached]:
-        """Around a call of `target`: what it changes in objects and generators. Behind the call tracers put some of it back."""
-        before, drawn = watched_state(target), _drawn()
+    def call(self, target: Any, beside: Iterable[Any] = ()) -> Generator[Reached]:
+        """Around a call of `target`: what it changes in objects and generators, and in what it reads `beside` them. Behind the call
+        tracers put some of it back."""
+        before, drawn = watched_state(target, beside), _drawn()
         yield before
         if _drawn() != drawn:
             self.done.append("draws from a random generator of the process")

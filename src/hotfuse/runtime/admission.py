@@ -243,7 +243,7 @@ class GraphAdmission:
                 self._compare(plan, done, sample, expected, lull)
         except OtherPath as e:  # an earlier process followed another one
             raise CaptureError("the captured graph is for calls that take another path", because=e.what, why=Why.OTHER_PATH) from e
-        effects = effects_of(sample.out_spec, done.captured)
+        effects = effects_of(sample.out_spec, done.captured, done.watch.memory)
         result_spec = sample.out_spec.children[0]
         bare = effects is None and (result_spec is TENSOR or result_spec is NUMBER)
         symbols, signature = compile_signature(graph)
@@ -257,7 +257,8 @@ class GraphAdmission:
             (usual(gradients=call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key),
             done.captured.notes,
         )
-        entry.effects, entry.asked, entry.counted = effects, as_traced(done.captured.asked), counts_in(site.spec)
+        entry.effects, entry.counted = effects, counts_in(site.spec)
+        entry.asked = as_traced(done.captured.asked, done.watch.tensors)
         followed = recalled.calls.paths if recalled is not None else call.paths
         entry.balance = PathBalance(done.captured.paths, followed or ()) if done.captured.paths else None
         entry.repeats = InputRepeats(len(graph.inputs) if self._settings.watch else 0)

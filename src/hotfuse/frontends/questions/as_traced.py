@@ -10,15 +10,20 @@ from hotfuse.frontends.captured import Asked
 
 ATTRIBUTE = "attribute "
 """Before the name of an attribute that is asked for."""
+IDENTITY, OWN = "identity", "own"
+"""Which of the arguments are one object, or one of the model's; the latter alone."""
+DATA = "data"
+"""What a tensor holds that is no argument, asked by Python: nothing of a call answers that (`ModelGuard.rests_on`)."""
 Answers = Callable[[Tensor], bool]
 
 
 AsTraced = Callable[[Sequence[Tensor]], bool]
 
 
-def as_traced(asked: Sequence[Asked]) -> AsTraced | None:
-    """Whether the arguments of a call answer all questions as those did that were traced; None where nothing is asked."""
-    checks = tuple(map(_check, asked))
+def as_traced(asked: Sequence[Asked], own: Sequence[Tensor] = ()) -> AsTraced | None:
+    """Whether the arguments of a call answer all questions as those did that were traced; None where nothing is asked. What was
+    traced was none of the model's `own` tensors."""
+    checks = tuple(_check(a, own) for a in asked if a.what != DATA)
     if len(checks) < 2:
         return checks[0] if checks else None
 
@@ -28,13 +33,25 @@ def as_traced(asked: Sequence[Asked]) -> AsTraced | None:
     return answered
 
 
-def _check(asked: Asked) -> AsTraced:
-    if asked.what == "identity":
-        return lambda leaves: len(set(map(id, leaves))) == len(leaves)
+def _check(asked: Asked, own: Sequence[Tensor]) -> AsTraced:
+    if asked.what in (IDENTITY, OWN):
+        return _distinct(own, among_each_other=asked.what == IDENTITY)
     answers, at = _answers(asked.what), asked.at
     if at < 0:
         return lambda leaves: all(map(answers, leaves))
     return lambda leaves: answers(leaves[at])
+
+
+def _distinct(own: Sequence[Tensor], *, among_each_other: bool) -> AsTraced:
+    """Whether arguments are objects of their own."""
+    held = {id(t): t for t in own}  # with the tensors, whose ids would be used again
+    apart = held.keys().isdisjoint
+
+    def distinct(leaves: Sequence[Tensor]) -> bool:
+        found = set(map(id, leaves))
+        return (len(found) == len(leaves) or not among_each_other) and apart(found)
+
+    return distinct
 
 
 def _answers(what: str) -> Answers:
