@@ -21,7 +21,7 @@ from hotfuse import Settings
 from hotfuse.base.structure import flatten
 from hotfuse.frontends.naming import call_name
 from hotfuse.native import requires
-from hotfuse.runtime.weights.kept_results import kept_results
+from hotfuse.runtime.weights.cached_calls import cached_calls
 
 D = 8
 INLINE = Settings(capture="inline", watch=False, tiers=0)
@@ -182,7 +182,7 @@ def test_what_a_function_keeps_is_found(size: int | None) -> None:
         return [n, m]
 
     results = [made(1), made(2, m=3)][-(size or 2) :]
-    kept = kept_results(made)
+    kept = cached_calls(made)
     assert kept is not None and all(any(r is k for k in kept.results) for r in results) and not kept.forgotten()
     made(5)
     assert not kept.forgotten()

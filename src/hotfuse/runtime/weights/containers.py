@@ -33,7 +33,7 @@ from hotfuse.base.environment_reads import NAMES, variables_of
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.process_effects import STANDS_IN_FOR
 from hotfuse.runtime.weights.class_code import foreign, places_of, special_methods, unwrapped
-from hotfuse.runtime.weights.kept_results import CACHED, KeptResults, kept_results
+from hotfuse.runtime.weights.cached_calls import CACHED, CachedCalls, cached_calls
 
 MAX_CONTAINERS = 1024
 MAX_ENTRIES = 256
@@ -84,7 +84,7 @@ class Reads:
     context: list[contextvars.ContextVar[Any]] = field(default_factory=list[contextvars.ContextVar[Any]])
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """Those that are read as they are: in dicts, lists, objects, classes, and results that are kept."""
-    kept: list[KeptResults] = field(default_factory=list[KeptResults])
+    kept: list[CachedCalls] = field(default_factory=list[CachedCalls])
     """Of functions behind `functools.lru_cache`."""
     variables: set[str] = field(default_factory=set[str])
     """Environment variables that code names."""
@@ -199,7 +199,7 @@ class _CodeWalk:
     def _cached(self, function: Any) -> None:
         """A function whose results are kept: code reads them, too, and whoever got one may write to it."""
         self._left.append(function.__wrapped__)
-        if (kept := kept_results(function)) is None or len(kept.entries) > MAX_ENTRIES:
+        if (kept := cached_calls(function)) is None or len(kept.entries) > MAX_ENTRIES:
             self.found.cut = True
         else:
             self.found.kept.append(kept)

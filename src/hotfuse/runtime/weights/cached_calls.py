@@ -20,8 +20,8 @@ CACHED = type(functools.lru_cache(lambda: None))
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResults:
-    """Of one function, at one time."""
+class CachedCalls:
+    """What one function keeps at one time."""
 
     function: Any
     results: tuple[Any, ...]
@@ -36,7 +36,7 @@ class KeptResults:
         return self.function.cache_info().misses < self.misses
 
 
-def kept_results(function: Any) -> KeptResults | None:
+def cached_calls(function: Any) -> CachedCalls | None:
     """What a function keeps now; None where it does not show that."""
     info = function.cache_info()
     held = gc.get_referents(function)
@@ -46,4 +46,4 @@ def kept_results(function: Any) -> KeptResults | None:
         return None
     found = cast(dict[Any, Any], entries)
     results = tuple(found.values()) if info.maxsize is None else tuple(held[: at - 1])
-    return KeptResults(function, results, found, info.misses)
+    return CachedCalls(function, results, found, info.misses)
