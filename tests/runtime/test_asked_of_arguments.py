@@ -161,6 +161,9 @@ TORCHS = {
     "anomalies": (lambda: torch.is_anomaly_enabled(), lambda: torch.autograd.set_detect_anomaly(True)),
     "inference": (lambda: torch.is_inference_mode_enabled(), torch.inference_mode),
     "seed": (lambda: torch.initial_seed() % 2 == 0, None),
+    "dtype of autocast": (lambda: torch.get_autocast_dtype("cpu") is torch.bfloat16, None),
+    "cuDNN": (lambda: torch.backends.cudnn.benchmark, lambda: torch.backends.cudnn.flags(benchmark=True)),
+    "flash attention": (lambda: torch.backends.cuda.flash_sdp_enabled(), None),
 }
 
 

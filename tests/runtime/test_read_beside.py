@@ -70,6 +70,12 @@ TABLES = {D: torch.arange(float(D))}
 
 class Held:
     table = torch.arange(float(D))
+    layer = nn.Linear(D, D)
+
+
+@functools.lru_cache
+def layer() -> nn.Linear:
+    return nn.Linear(D, D)
 
 
 @functools.lru_cache(maxsize=4)
@@ -117,6 +123,12 @@ CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], Chan
     "number inside of such a result": (
         lambda x: x * constants()["gains"][0], lambda: (torch.randn(4, D),),
         lambda: constants()["gains"].__setitem__(0, 7.0)),
+    "weight of a module in a class": (
+        lambda x: Held.layer(x), lambda: (torch.randn(4, D),), lambda: nn.init.ones_(Held.layer.weight)),  # type: ignore[dict-item]
+    "module in a class": (lambda x: Held.layer(x), lambda: (torch.randn(4, D),), _put(Held, "layer", nn.Linear(D, D))),
+    "weight of a module that a function keeps": (
+        lambda x: layer()(x), lambda: (torch.randn(4, D),), lambda: nn.init.ones_(layer().weight)),  # type: ignore[dict-item]
+    "module that a function keeps": (lambda x: layer()(x), lambda: (torch.randn(4, D),), lambda: layer.cache_clear()),
     "method of tensors": (
         lambda x: x.sigmoid(), lambda: (torch.randn(4, D),), _put(Tensor, "sigmoid", lambda self: self * 5)),
 }  # fmt: skip
@@ -128,7 +140,7 @@ CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], Chan
 )
 def test_what_code_reads_beside_its_model_is_watched(name: str, capture: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, arguments, change = CHANGES[name]
-    for owner, attribute in ((Options, "LIMIT"), (Options, "scaled"), (Pair, "weight"), (Registered, "factor")):
+    for owner, attribute in ((Options, "LIMIT"), (Options, "scaled"), (Pair, "weight"), (Registered, "factor"), (Held, "layer")):
         monkeypatch.setattr(owner, attribute, getattr(owner, attribute))  # and what it was behind the test
     monkeypatch.setattr(Tensor, "sigmoid", Tensor.sigmoid)
     monkeypatch.setitem(FACTORS, 1, 2.0)
@@ -139,7 +151,8 @@ def test_what_code_reads_beside_its_model_is_watched(name: str, capture: Any, mo
                 assert fast.stats()["graph_calls"] > 0, str(fast.explain(full=True))
                 change()
             given = arguments()
-            torch.testing.assert_close(fast(*given), model(*given))
+            with torch.no_grad():
+                torch.testing.assert_close(fast(*given), model(*given))
             assert fast.wait(60)
 
 

@@ -241,7 +241,7 @@ def attributes(obj: Any) -> tuple[str, ...] | None:
     return None
 
 
-class _Keys(tuple[Any, ...]):
+class _TypedKeys(tuple[Any, ...]):
     """Keys of a dict that compare with their types, as constants do: `1`, `1.0` and `True` are one key to a dict."""
 
     __slots__ = ()
@@ -258,7 +258,7 @@ class _Keys(tuple[Any, ...]):
 
 def _keys(of: dict[Any, Any]) -> tuple[Any, ...]:
     keys = tuple(of)
-    return keys if all(type(k) is str for k in keys) else _Keys(keys)
+    return keys if all(type(k) is str for k in keys) else _TypedKeys(keys)
 
 
 class _Context:

@@ -48,6 +48,7 @@ from hotfuse.runtime.tierup.objective import SLOWER
 from hotfuse.runtime.tierup.proof import in_float64, rounds_otherwise
 from hotfuse.runtime.warm_start import RecalledStart, Recalls
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
+from hotfuse.simplify.result_order import ordered_otherwise, row_by_row
 from hotfuse.specialize.table import TIER1
 
 MAX_TRIES = 3
@@ -240,7 +241,11 @@ class GraphAdmission:
             shown = None if recalled is None else self._gives(recalled.proven, sample, expected)
             if shown is None:
                 plan = self._made(plan, done)
-                self._compare(plan, done, sample, expected, lull)
+                otherwise = self._compare(plan, done, sample, expected, lull)
+                if otherwise and (ordered := row_by_row(graph, otherwise)) is not graph:
+                    done, graph = replace(done, captured=replace(done.captured, graph=ordered)), ordered
+                    plan = self._compile(graph, done.weights)
+                    self._compare(plan, done, sample, expected, lull)
         except OtherPath as e:  # an earlier process followed another one
             raise CaptureError("the captured graph is for calls that take another path", because=e.what, why=Why.OTHER_PATH) from e
         effects = effects_of(sample.out_spec, done.captured, done.watch.memory)
@@ -327,8 +332,8 @@ class GraphAdmission:
             seconds = time.perf_counter() - begin
             return None if disagreement(outs, expected, self._settings.tolerance) else (sample.seconds, seconds)
 
-    def _compare(self, plan: Plan, done: Capture, sample: CallSample, expected: Sequence[Any], lull: Lull) -> None:
-        """Hold tier 0's answer against the model's own; raises CaptureError."""
+    def _compare(self, plan: Plan, done: Capture, sample: CallSample, expected: Sequence[Any], lull: Lull) -> frozenset[int]:
+        """Hold tier 0's answer against the model's own; raises CaptureError. Gives results that lie otherwise in memory."""
         rtol, graph = self._settings.rtol, done.captured.graph
         if because := registry.short_of_memory({t.device for t in sample.inputs}):
             raise CaptureError("nothing is proven beside calls", because=because, why=Why.TOO_MUCH_MEMORY)
@@ -344,6 +349,7 @@ class GraphAdmission:
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
             if differs and not rounds_otherwise(expected, outs, sample.inputs, rtol, in_float64(graph, done.weights), steps):
                 raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
+            return ordered_otherwise(outs, sample.outputs)
 
     def computing(self, lull: Lull) -> AbstractContextManager[None]:
         """Around what is computed beside calls; captured inline, nobody is served beside."""

@@ -32,8 +32,8 @@ from hotfuse.base.bytecode import globals_of, names_of
 from hotfuse.base.environment_reads import NAMES, variables_of
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.process_effects import STANDS_IN_FOR
-from hotfuse.runtime.weights.class_code import foreign, places_of, special_methods, unwrapped
 from hotfuse.runtime.weights.cached_calls import CACHED, CachedCalls, cached_calls
+from hotfuse.runtime.weights.class_code import foreign, places_of, special_methods, unwrapped
 
 MAX_CONTAINERS = 1024
 MAX_ENTRIES = 256
@@ -41,7 +41,7 @@ MAX_FUNCTIONS = 512
 MAX_NAMES = 2048
 MAX_ARRAY_BYTES = 1 << 14
 """Of all NumPy arrays together: they are compared whole at every call."""
-_OPAQUE = (type, types.ModuleType, nn.Module)
+_OPAQUE = (type, types.ModuleType)
 _PLAIN = (str, int, float, complex, bytes, type(None))
 _STOOD_IN_FOR = frozenset({
     ("torch.cuda", "is_current_stream_capturing"), ("torch.cuda", "synchronize"),
@@ -84,6 +84,8 @@ class Reads:
     context: list[contextvars.ContextVar[Any]] = field(default_factory=list[contextvars.ContextVar[Any]])
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """Those that are read as they are: in dicts, lists, objects, classes, and results that are kept."""
+    modules: list[nn.Module] = field(default_factory=list[nn.Module])
+    """The same: modules that no module of the model has."""
     kept: list[CachedCalls] = field(default_factory=list[CachedCalls])
     """Of functions behind `functools.lru_cache`."""
     variables: set[str] = field(default_factory=set[str])
@@ -168,8 +170,8 @@ class _CodeWalk:
         if isinstance(value, (*_PLAIN, *_OPAQUE)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            self.found.tensors.append(value)
+        if isinstance(value, torch.Tensor | nn.Module):
+            (self.found.tensors if isinstance(value, torch.Tensor) else self.found.modules).append(value)
             return
         if type(value) is tuple:
             self._left.extend(cast(tuple[Any, ...], value)[:MAX_ENTRIES])

@@ -33,7 +33,7 @@ from hotfuse.base.faults import error_text
 from hotfuse.frontends.derived_weights import derived_names
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.weights.class_code import behind, dicts_of, foreign, same_entry, unwrapped
-from hotfuse.runtime.weights.containers import ClosureCell, reads
+from hotfuse.runtime.weights.containers import ClosureCell, Reads, reads
 from hotfuse.runtime.weights.fixed_tensors import FixedTensors
 from hotfuse.runtime.weights.read_values import ReadValues
 
@@ -67,6 +67,12 @@ class WeightChange(StrEnum):
     """The captured graph may no longer describe the model."""
 
 
+def _elsewhere(found: Reads, modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Modules that code reads from somewhere else than its own attributes: out of a class, out of results that a function keeps."""
+    known = set(map(id, modules))
+    return [m for m in dict.fromkeys(m for top in found.modules for m in top.modules()) if id(m) not in known]
+
+
 def _equal(new: Any, old: Any) -> bool:
     """Whether two numbers or texts are the same to any code: zeros of one sign, too."""
     return type(new) is type(old) and type(new) in (bool, int, float, str, bytes) and repr(new) == repr(old)
@@ -95,6 +101,10 @@ class ModelGuard:
         functions: Sequence[Callable[..., Any]] = (), kept: Sequence[tuple[dict[str, Any], str]] = (),
         values: Sequence[Any] = (), state: Collection[int] = (),
     ) -> None:  # fmt: skip
+        found = reads(modules, functions, values)
+        if elsewhere := _elsewhere(found, modules):
+            modules = (*modules, *elsewhere)
+            found = reads(modules, functions, values)
         self._modules = tuple(modules)
         self._dicts: list[dict[Any, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
         if modules:
@@ -107,9 +117,10 @@ class ModelGuard:
         places: list[tuple[Any, Any]] = [
             (d, key) for d in self._dicts for key in d if key not in _INTERNAL and key not in derived.get(id(d), ())
         ]
-        found = reads(modules, functions, values)
         own = {*map(id, tensors), *state}
-        self._fixed = FixedTensors([t for t in found.tensors if id(t) not in own])
+        theirs = (itertools.chain(m.parameters(recurse=False), m.buffers(recurse=False)) for m in elsewhere)
+        fixed = [*found.tensors, *itertools.chain.from_iterable(theirs)]
+        self._fixed = FixedTensors([t for t in fixed if id(t) not in own])
         known = set(map(id, self._dicts))
         held, names, self._lists = [d for d in found.dicts if id(d) not in known], found.names, found.lists
         places += [(d, key) for d in held for key in list(d)]
