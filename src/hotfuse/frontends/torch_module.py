@@ -77,13 +77,14 @@ class Flat(nn.Module):
         self.seen = seen
         self.target = _as_forward(target)
         self._spec = spec
-        self._equal = call.equal
+        self._equal, self._same = call.equal, call.same
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         """Put the call together, make it, take apart what it gives and what it changes."""
         for (i, d), *others in self._equal:
             for j, e in others:
                 torch._check(tensors[i].shape[d] == tensors[j].shape[e])  # one symbol from here on, and a guard
+        tensors = tuple(tensors[i] for i in self._same) or tensors
         builder = StructureBuilder(tensors)
         args, kwargs = builder.build(self._spec)
         holders = tuple(builder.holders)

@@ -25,7 +25,7 @@ from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, counts_in, des
 from hotfuse.compile.device.late_checks import unsafe_behind_reads
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.paths.reads import Path
-from hotfuse.frontends.questions.as_traced import as_traced
+from hotfuse.frontends.questions.as_traced import as_traced, asks_identity
 from hotfuse.ir.graph import Graph
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
@@ -79,6 +79,10 @@ class CallSample:
     """Threads of torch's that it was served with."""
     path: Path | None = None
     """What the model's Python read of its tensors, where that was recorded."""
+    in_rows: frozenset[int] = frozenset()
+    """Results that lay row by row in memory; copies of others may, too."""
+    same: tuple[int, ...] = ()
+    """Which tensors of the call were one object (`questions.as_traced.same_objects`)."""
     waited_s: float = 0.0
     """How long its capture waited for a first plan (`runtime.capture_turn`)."""
 
@@ -217,8 +221,10 @@ class GraphAdmission:
         self, site: Site, group: CallGroup, call: CallSpec, sample: CallSample, recalled: RecalledStart | None
     ) -> None:  # fmt: skip
         generation, lull = self._plans.generation, Lull()
+        if recalled is not None and sample.same and asks_identity(recalled.done.captured.asked):
+            recalled = None  # that graph is for calls whose arguments are other objects each
         if recalled is None:
-            done = self._model.capture(site.spec, call, self._watching)
+            done = self._captured(site, call, sample)
             waited = max(0, group.noted - site.resting - sample.number)
             self.ahead(done.captured.graph, done.weights, sample.inputs, heat=waited, seconds=waited * sample.seconds)
             plan = self._compile(done.captured.graph, done.weights)
@@ -308,6 +314,13 @@ class GraphAdmission:
         if self.admitted is not None:
             self.admitted(site, entry, sample.threads, recalled)
 
+    def _captured(self, site: Site, call: CallSpec, sample: CallSample) -> Capture:
+        """The graph of such calls; where the model's code asks which arguments are one object, of those that answer as this one."""
+        done = self._model.capture(site.spec, call, self._watching)
+        if not (sample.same and asks_identity(done.captured.asked)):
+            return done
+        return self._model.capture(site.spec, replace(call, same=sample.same), self._watching)
+
     def _followed(self, site: Site, entry: Entry) -> None:
         """A graph takes the place of one that had fewer paths."""
         same = [e for e in site.entries if e.balance is not None and (e.facts, e.grad_mode) == (entry.facts, entry.grad_mode)]
@@ -349,7 +362,7 @@ class GraphAdmission:
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
             if differs and not rounds_otherwise(expected, outs, sample.inputs, rtol, in_float64(graph, done.weights), steps):
                 raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
-            return ordered_otherwise(outs, sample.outputs)
+            return ordered_otherwise(outs, sample.in_rows)
 
     def computing(self, lull: Lull) -> AbstractContextManager[None]:
         """Around what is computed beside calls; captured inline, nobody is served beside."""

@@ -22,6 +22,7 @@ from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.paths.reads import RecordedReads, TooManyReads
+from hotfuse.frontends.questions.as_traced import same_objects
 from hotfuse.machine import team_size
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.runtime.admission import MAX_FOLLOWED, MAX_IDLE_GRAPHS, CallSample, GraphAdmission
@@ -44,6 +45,7 @@ from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.own_code import LONG_S
 from hotfuse.runtime.warm_start import RecalledStart, Recalls
 from hotfuse.runtime.weights.model_guard import WeightChange
+from hotfuse.simplify.result_order import in_rows
 
 MAX_SITES = 64
 MAX_RAISED = 16
@@ -177,7 +179,8 @@ class Capturer:
             read = reads.taken() if reads is not None else None
         except TooManyReads as e:
             return self._left_alone(group, Why.READS_DATA, str(e), result)
-        sample = CallSample(inputs, copies, after.spec, written, seconds, number, team_size.threads(), read)
+        rows, same = in_rows(after.leaves), same_objects(leaves)
+        sample = CallSample(inputs, copies, after.spec, written, seconds, number, team_size.threads(), read, rows, same)
 
         def capture() -> None:
             try:

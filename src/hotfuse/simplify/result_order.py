@@ -18,14 +18,18 @@ from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, unused_name
 from hotfuse.ir.types import ROW_MAJOR, TensorType
 
 
-def ordered_otherwise(results: Sequence[Any], expected: Sequence[Any]) -> frozenset[int]:
-    """Results that lie row by row in the model's own code, and not so in a plan."""
-    pairs = enumerate(zip(results, expected, strict=False))
-    return frozenset(i for i, (got, want) in pairs if _row_major(want) and isinstance(got, torch.Tensor) and not _row_major(got))
+def in_rows(results: Sequence[Any]) -> frozenset[int]:
+    """Results that lie row by row."""
+    return frozenset(i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and _row_major(r))
 
 
-def _row_major(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous()
+def ordered_otherwise(results: Sequence[Any], rows: Collection[int]) -> frozenset[int]:
+    """Results that do in the model's own code, and not in a plan."""
+    return frozenset(i for i in rows if isinstance(results[i], torch.Tensor) and not _row_major(results[i]))
+
+
+def _row_major(t: torch.Tensor) -> bool:
+    return t.layout is torch.strided and t.is_contiguous()
 
 
 def row_by_row(graph: Graph, results: Collection[int]) -> Graph:

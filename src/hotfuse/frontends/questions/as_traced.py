@@ -20,6 +20,22 @@ Answers = Callable[[Tensor], bool]
 AsTraced = Callable[[Sequence[Tensor]], bool]
 
 
+def same_objects(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """For each tensor the first one that is the same object; nothing where each is another one."""
+    ids = list(map(id, tensors))
+    return tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else ()
+
+
+def pattern(same: Sequence[int]) -> str:
+    """The question which of the arguments are one object, with the answer that was traced."""
+    return f"{IDENTITY} {','.join(map(str, same))}" if same else IDENTITY
+
+
+def asks_identity(asked: Sequence[Asked]) -> bool:
+    """Whether that is asked."""
+    return any(a.what.startswith(IDENTITY) for a in asked)
+
+
 def as_traced(asked: Sequence[Asked], own: Sequence[Tensor] = ()) -> AsTraced | None:
     """Whether the arguments of a call answer all questions as those did that were traced; None where nothing is asked. What was
     traced was none of the model's `own` tensors."""
@@ -34,24 +50,30 @@ def as_traced(asked: Sequence[Asked], own: Sequence[Tensor] = ()) -> AsTraced | 
 
 
 def _check(asked: Asked, own: Sequence[Tensor]) -> AsTraced:
-    if asked.what in (IDENTITY, OWN):
-        return _distinct(own, among_each_other=asked.what == IDENTITY)
+    if asked.what == OWN:
+        return _apart(own)
+    if asked.what.startswith(IDENTITY):
+        _, _, same = asked.what.partition(" ")
+        return _identical(own, tuple(map(int, same.split(","))) if same else ())
     answers, at = _answers(asked.what), asked.at
     if at < 0:
         return lambda leaves: all(map(answers, leaves))
     return lambda leaves: answers(leaves[at])
 
 
-def _distinct(own: Sequence[Tensor], *, among_each_other: bool) -> AsTraced:
-    """Whether arguments are objects of their own."""
+def _apart(own: Sequence[Tensor]) -> AsTraced:
+    """Whether no argument is one of the model's tensors."""
     held = {id(t): t for t in own}  # with the tensors, whose ids would be used again
     apart = held.keys().isdisjoint
+    return lambda leaves: apart(map(id, leaves))
 
-    def distinct(leaves: Sequence[Tensor]) -> bool:
-        found = set(map(id, leaves))
-        return (len(found) == len(leaves) or not among_each_other) and apart(found)
 
-    return distinct
+def _identical(own: Sequence[Tensor], same: tuple[int, ...]) -> AsTraced:
+    """Whether that holds, and the same arguments as in the trace are one object."""
+    apart = _apart(own)
+    if not same:
+        return lambda leaves: len(set(map(id, leaves))) == len(leaves) and apart(leaves)
+    return lambda leaves: same_objects(leaves) == same and apart(leaves)
 
 
 def _answers(what: str) -> Answers:

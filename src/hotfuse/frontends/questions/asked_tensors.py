@@ -33,7 +33,7 @@ from hotfuse.frontends.captured import Asked
 from hotfuse.frontends.model_frames import STANDARD, placed
 from hotfuse.frontends.paths import follow
 from hotfuse.frontends.plain_numbers import TRACED, Note, is_models, replaced_attribute
-from hotfuse.frontends.questions.as_traced import ATTRIBUTE, DATA, IDENTITY, OWN
+from hotfuse.frontends.questions.as_traced import ATTRIBUTE, DATA, IDENTITY, OWN, pattern, same_objects
 
 ANY = -1
 """In place of an argument's number: every one is meant."""
@@ -62,6 +62,7 @@ class Questions(TorchFunctionMode):
         self.asked: dict[Asked, None] = {}
         self._numbers = {id(t): i for i, t in enumerate(inputs)}
         self._weights = frozenset(map(id, weights))
+        self._identity = pattern(same_objects(inputs))
         self._note = note
         self._thread = threading.get_ident()
         for t in inputs:
@@ -69,7 +70,7 @@ class Questions(TorchFunctionMode):
 
     def of_identity(self, what: str = IDENTITY) -> None:
         """Some code that the model leads to compares objects by identity, or with the model's own."""
-        self.asked[Asked(what, ANY)] = None
+        self.asked[Asked(self._identity if what == IDENTITY else what, ANY)] = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
