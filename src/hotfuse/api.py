@@ -24,7 +24,7 @@ from hotfuse.base.faults import faults
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.passes import run
 from hotfuse.base.settings import INEXACT, Objective, Precision, Settings, Weights
-from hotfuse.base.structure import TENSOR, Spec, held_by_objects
+from hotfuse.base.structure import TENSOR, Spec, held_by_objects, read_beside
 from hotfuse.cache.address import digest
 from hotfuse.cache.place import cache_stats
 from hotfuse.compile.captured_answers import captured_from
@@ -41,8 +41,9 @@ from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
 from hotfuse.frontends.lifted_state import CHANGES, OF_THE_PROCESS, LiftedState, StatePlaces, values_of
 from hotfuse.frontends.model_parts import hold
-from hotfuse.frontends.naming import Unnamed, structure_name
+from hotfuse.frontends.naming import Unnamed, call_name, structure_name
 from hotfuse.frontends.present import keep, release
+from hotfuse.frontends.questions.as_traced import DATA
 from hotfuse.frontends.ship import Shipment, ship
 from hotfuse.machine import team_size
 from hotfuse.machine.heap import heap
@@ -95,6 +96,10 @@ class TorchModel:
         """Why its captures are not kept, and why it is not sent to workers; empty where it is, or nobody asked so far."""
         self._asked_fork = False
         """Whether a fork of the process as it was then was asked, behind a worker's refusal for what the code did there."""
+        self._read_beside: dict[int, Any] = {}
+        """Classes of arguments and members of enumerations, in the calls that were captured: code reads them, too."""
+        self._holds_data, self._reads_data = False, False
+        """Whether graphs hold data of tensors that are none of the weights, and whether the code read some itself."""
         self._packed: PackedModel | None = None
         """From the look for an earlier process's graph until the capture: the model is pickled once for both. Pickling holds the
         interpreter lock for most of the time in which the next calls come, and on a device one of those is recorded."""
@@ -134,6 +139,7 @@ class TorchModel:
 
     def _guard(self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor]) -> ModelGuard:
         """What notices changes; raises CaptureError where the model's code reads what no guard can watch."""
+        state: set[int] = set()
         if isinstance(self.target, LiftedState):  # arguments, which every call brings as they are
             kept = self.target.keepers()
             values = [owner[name] for owner, name in (*self.target.owners(), *kept)]
@@ -141,7 +147,7 @@ class TorchModel:
             tensors = [t for t in tensors if id(t) not in state]
         else:
             kept = []
-        guard = ModelGuard(modules, tensors, [self.target], kept)
+        guard = ModelGuard(modules, tensors, [self.target], kept, list(self._read_beside.values()), state)
         if guard.blind:
             raise CaptureError("the model's code reads something that cannot be watched for changes", because=guard.blind)
         return guard
@@ -153,22 +159,23 @@ class TorchModel:
             return None
         packed = self._packed = self._pack(spec)
         refuse_hooks(packed.shipment.modules)
-        found = None if packed.at is None else recalled(packed.at, repr(spec), call)
+        found = None if packed.at is None else recalled(packed.at, call_name(spec), call)
         if found is None:
             return None
         self._packed = None
         done, calls = self._growing(spec, found[0]), found[1]
+        self._rests(packed.watch, done)
         return Capture(done, run(BIND, done, packed.shipment.tensors).weights, packed.watch, calls)
 
     def other_sizes(self, spec: Spec, call: CallSpec) -> Sequence[CallSpec]:
         """Calls of earlier processes that differ from this one in nothing but sizes."""
         at = self._packed.at if self._packed is not None else self._at()
-        return () if at is None else at.other_sizes(repr(spec), call)
+        return () if at is None else at.other_sizes(call_name(spec), call)
 
     def fix_sizes(self, spec: Spec) -> None:
         """A graph that leaves open in what such calls differ cannot be had: later processes need not try."""
         if (at := self._at()) is not None:
-            at.fix_sizes(repr(spec))
+            at.fix_sizes(call_name(spec))
 
     def disbelieve(self) -> None:
         """A graph of an earlier process gave another answer than the model: what is kept of it is made anew."""
@@ -177,6 +184,7 @@ class TorchModel:
 
     def _pack(self, spec: Spec) -> PackedModel:
         """Pickle the model as it is now; raises CaptureError where it cannot be sent."""
+        self._note_read_beside(spec)
         with _SHIPPING:
             shipment = ship(self.target, spec)
         watch = self._guard(shipment.modules, shipment.tensors)
@@ -237,11 +245,22 @@ class TorchModel:
         def capture(call: CallSpec) -> wire.Message:
             return ask(TorchCapture(wire.call_to_json(call)), [shipment.blob], self.settings)
 
-        done = self._growing(spec, captured(packed.at, repr(spec), call, capture, self.settings.capture_timeout_s))
+        done = self._growing(spec, captured(packed.at, call_name(spec), call, capture, self.settings.capture_timeout_s))
         if isinstance(self.target, LiftedState):
             state = StatePlaces(frozenset(self.target.places), frozenset(self.target.attributes))
             remember_state(self.target.inner, state, self.settings)
+        self._rests(watch, done)
         return Capture(done, run(BIND, done, shipment.tensors).weights, watch)
+
+    def _note_read_beside(self, spec: Spec) -> None:
+        """Have guards watch, from here on, what code reads of such arguments that no spec says."""
+        self._read_beside |= {id(each): each for each in read_beside(spec)}
+
+    def _rests(self, watch: ModelGuard, done: Captured) -> None:
+        """One guard is asked for all graphs of a model."""
+        self._holds_data |= bool(done.constants)
+        self._reads_data |= any(a.what == DATA for a in done.asked)
+        watch.rests_on(data=self._holds_data, read=self._reads_data)
 
     def _growing(self, spec: Spec, done: Captured) -> Captured:
         """With caches that may grow in place, unless they are to be copied. Only tensors that objects hold: a program that hands
@@ -254,6 +273,7 @@ class TorchModel:
     ) -> Capture:
         """Capture a model that cannot be sent: in a fork made for it, or else in this process, in turns with calls."""
         held = hold(self.target, spec)
+        self._note_read_beside(spec)
         watch = self._guard(held.modules, held.tensors)
         watching(watch)
         refuse_hooks(held.modules)
@@ -272,6 +292,7 @@ class TorchModel:
             release(number)
         weights = run(BIND, done, held.tensors).weights
         note = f"captured {how}: it cannot be sent to a worker ({because})"
+        self._rests(watch, done)
         return Capture(replace(done, notes=(*done.notes, note)), weights, watch)
 
 

@@ -121,6 +121,32 @@ def test_arguments_that_are_one_object(name: str) -> None:
     assert _serve(model, arguments).stats()["graph_calls"] >= 12
 
 
+@pytest.mark.parametrize("name", SAME_OBJECT)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_arguments_that_are_one_object_in_the_first_call(name: str, *, gradients: bool) -> None:
+    """That is what the graph is for then; others are the own code's."""
+    same = SAME_OBJECT[name]
+
+    def model(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return a * b.detach() + c if same(a, b) and not same(b, c) else a * b - c
+
+    fast = hotfuse.jit(model, settings=INLINE)
+    for i in range(24):
+        x = torch.randn(4, D, requires_grad=gradients)
+        again = x.detach().clone().requires_grad_(gradients)
+        c = torch.randn(4, D)
+        kind = 0 if i < 12 else i % 3
+        given, wanted = ([t, t.clone() if kind == 1 else t, t if kind == 2 else c] for t in (x, again))
+        got, want = fast(*given), model(*wanted)
+        torch.testing.assert_close(got, want)
+        if gradients and i % 8 == 7:
+            got.sum().backward()
+            want.sum().backward()
+            torch.testing.assert_close(x.grad, again.grad)
+    assert fast.stats()["graph_calls"] >= 5, str(fast.explain(full=True))
+    assert fast.stats()["events"]["calls_unlike_captured"] >= 5
+
+
 def test_arguments_inside_of_containers() -> None:
     def model(held: dict[str, list[Tensor]]) -> Tensor:
         (x,) = held["xs"]
@@ -161,6 +187,9 @@ TORCHS = {
     "anomalies": (lambda: torch.is_anomaly_enabled(), lambda: torch.autograd.set_detect_anomaly(True)),
     "inference": (lambda: torch.is_inference_mode_enabled(), torch.inference_mode),
     "seed": (lambda: torch.initial_seed() % 2 == 0, None),
+    "dtype of autocast": (lambda: torch.get_autocast_dtype("cpu") is torch.bfloat16, None),
+    "cuDNN": (lambda: torch.backends.cudnn.benchmark, lambda: torch.backends.cudnn.flags(benchmark=True)),
+    "flash attention": (lambda: torch.backends.cuda.flash_sdp_enabled(), None),
 }
 
 

@@ -283,3 +283,33 @@ def test_what_a_model_has_require_gradients_does(of: str, *, enabled_first: bool
             assert got.is_leaf is want.is_leaf
             torch.testing.assert_close(got, want)
             assert fast.wait(60)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.enable_grad])
+def test_results_lie_in_memory_as_the_models(around: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a call goes another way than a trace does: programs take views of results."""
+    new_plans_win(monkeypatch)
+    model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    with hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(10):
+            x = torch.randn(2, 5, 8)
+            with around():
+                got, want = fast(x, x, x)[0], model(x, x, x)[0]
+            assert got.stride() == want.stride()
+            torch.testing.assert_close(got, want)
+            assert fast.wait(60)
+        assert fast.stats()["calls_per_tier"]["1"] > 0
+
+
+def test_results_that_are_views_stay_views() -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, *y.chunk(2, -1), y.T
+
+    with hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(8):
+            x = torch.randn(4, 8)
+            got, want = fast(x), model(x)
+            for a, b in zip(got, want, strict=True):
+                assert a.stride() == b.stride() and (a.data_ptr() - got[0].data_ptr()) == (b.data_ptr() - want[0].data_ptr())
+        assert fast.stats()["graph_calls"] > 0

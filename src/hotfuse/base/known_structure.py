@@ -150,9 +150,9 @@ class _Matcher:
                 self._leaves.append(f"count({name})")
             case "ref":
                 self.line(f"if {name} is not {self._holders[spec.detail]}: return None")
-            case "constant" if spec.cls is slice:
-                parts = f"({name}.start, {name}.stop, {name}.step)"
-                self.line(f"if type({name}) is not slice or {parts} != {self.constant(spec.detail)}: return None")
+            case "slice":
+                self.line(f"if type({name}) is not slice: return None")
+                self.several(f"({name}.start, {name}.stop, {name}.step)", spec.children, inside=False)
             case "constant" if not _bare(spec):
                 raise _NoMatcher
             case "constant":

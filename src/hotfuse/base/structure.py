@@ -1,6 +1,6 @@
 """Nested arguments and results, taken apart into tensors and put together again.
 
-    spec ::= tensor | number | count | constant | container(children) | object(children) | ref(number)
+    spec ::= tensor | number | count | constant | slice(children) | container(children) | object(children) | ref(number)
 
 A spec is hashable and says everything about a call but its tensors: two calls with equal specs differ only in tensor
 contents, shapes and dtypes. Containers are tuples, lists, dicts, named tuples and whatever is registered
@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -32,7 +33,7 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.lazy_dataclass import dataclass
 
 _CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format,
-              torch.layout, Enum, slice, type(Ellipsis), type)
+              torch.layout, Enum, type(Ellipsis), type, np.integer, np.bool_)
 _BARE = frozenset({int, float, complex, bool, str, bytes, type(None), torch.dtype})
 """Objects of other classes may hold more than they equal each other by: `class Name(str)` with attributes is no constant."""
 
@@ -50,6 +51,8 @@ class Spec:
 TENSOR = Spec("tensor")
 NUMBER = Spec("number")
 COUNT = Spec("count")
+_MADE_BY_PYTHON = 1 << 9
+"""Of a type's flags: a `class` statement made it."""
 MAX_NODES = 20_000
 """Parts of one call's arguments: an object that holds more (a dataset, a tree of configurations) is not taken apart."""
 
@@ -118,7 +121,7 @@ class Taker:
             self.leaves.append(count_tensor(obj))
             return COUNT
         if isinstance(obj, slice):
-            return Spec("constant", cls, (obj.start, obj.stop, obj.step))
+            return Spec("slice", cls, None, (self.take(obj.start), self.take(obj.stop), self.take(obj.step)))
         if isinstance(obj, _CONSTANTS) and (cls in _BARE or isinstance(obj, Enum | type) or not getattr(obj, "__dict__", None)):
             if isinstance(obj, float):  # by text, so that -0.0 differs from 0.0 and nan equals itself
                 return Spec("float", cls, float.__repr__(obj))
@@ -139,7 +142,7 @@ class Taker:
         if cls is list or cls is dict:
             if (ref := self._hold(obj)) is not None:
                 return ref
-            keys = tuple(obj) if cls is dict else None
+            keys = _keys(obj) if cls is dict else None
             parts = obj if keys is None else obj.values()
             return Spec(cls.__name__, cls, keys, tuple([self.take(o, inside=inside) for o in parts]))
         if isinstance(obj, tuple) and hasattr(cls, "_fields"):
@@ -188,6 +191,23 @@ def held_by_objects(spec: Spec) -> frozenset[int]:
     return frozenset(found)
 
 
+def read_beside(spec: Spec) -> list[Any]:
+    """Classes of a program's own among arguments, and members of enumerations: code reads more of them than any spec says
+    (`config.LIMIT`, methods, `mode.factor`), and that may change between two calls."""
+    found: dict[int, Any] = {}
+
+    def walk(part: Spec) -> None:
+        given = part.detail if part.kind == "constant" and isinstance(part.detail, Enum | type) else part.cls
+        for each in (given, type(given)) if isinstance(given, Enum) else (given,):
+            if isinstance(each, Enum) or (isinstance(each, type) and each.__flags__ & _MADE_BY_PYTHON):
+                found.setdefault(id(each), each)
+        for child in part.children:
+            walk(child)
+
+    walk(spec)
+    return list(found.values())
+
+
 def counts_in(spec: Spec) -> bool:
     """Whether objects hold a count."""
     return spec.kind == COUNT.kind or any(map(counts_in, spec.children))
@@ -199,7 +219,7 @@ def is_plain(cls: type) -> bool:
 
     Tensors that a class itself holds may change without any instance of it showing that.
     """
-    ordinary = all(c is object or (c.__flags__ & (1 << 9) and not c.__dict__.get("__slots__")) for c in cls.__mro__)
+    ordinary = all(c is object or (c.__flags__ & _MADE_BY_PYTHON and not c.__dict__.get("__slots__")) for c in cls.__mro__)
     own = ("__getstate__", "__reduce__", "__reduce_ex__", "__del__", "__getattribute__")
     return (
         ordinary
@@ -219,6 +239,26 @@ def attributes(obj: Any) -> tuple[str, ...] | None:
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         return tuple(f.name for f in dataclasses.fields(obj))
     return None
+
+
+class _TypedKeys(tuple[Any, ...]):
+    """Keys of a dict that compare with their types, as constants do: `1`, `1.0` and `True` are one key to a dict."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, other) is True and repr(self) == repr(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self)
+
+
+def _keys(of: dict[Any, Any]) -> tuple[Any, ...]:
+    keys = tuple(of)
+    return keys if all(type(k) is str for k in keys) else _TypedKeys(keys)
 
 
 class _Context:
@@ -300,15 +340,13 @@ class StructureBuilder:
         assert spec.cls is not None
         return pytree.SUPPORTED_NODES[spec.cls].unflatten_fn(self._several(spec), spec.detail.value)
 
-    def _constant(self, spec: Spec) -> Any:
-        return slice(*spec.detail) if spec.cls is slice else spec.detail
-
     _KINDS: ClassVar[dict[str, Callable[[StructureBuilder, Spec], Any]]] = {
         "tensor": _leaf,
         "number": _leaf,
         "count": lambda b, s: b._leaf(s).shape[0],
         "ref": _ref,
-        "constant": _constant,
+        "constant": lambda _, s: s.detail,
+        "slice": lambda b, s: slice(*b._several(s)),
         "float": lambda _, s: s.cls(text_base(s.cls)(s.detail)),  # type: ignore[misc]
         "tuple": lambda b, s: tuple(b._several(s)),
         "size": lambda b, s: torch.Size(b._several(s)),

@@ -65,6 +65,9 @@ class CallSpec:
     """What the model's Python read of its tensors in this call and in others that took another one, for tracing to follow (decision
     160); None where nobody looked."""
 
+    same: tuple[int, ...] = ()
+    """For each tensor the first one that is the same object, where some are and the model's code compares them by identity."""
+
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The sizes of the call itself."""
@@ -80,7 +83,7 @@ class CallSpec:
     def takes(self, other: CallSpec) -> bool:
         """Whether a capture for this call is one for another."""
         return (
-            self.grad_mode == other.grad_mode
+            (self.grad_mode, self.same) == (other.grad_mode, other.same)
             and (other.paths is None or self.paths == other.paths)
             and len(self.inputs) == len(other.inputs)
             and all(t.takes(o) for t, o in zip(self.inputs, other.inputs, strict=True))
@@ -120,7 +123,7 @@ class Asked:
     """What the model's code asks of an argument besides what a graph's guards hold (`frontends.questions`)."""
 
     what: str
-    """`gradients`, `class`, `identity`, or `attribute ` and its name."""
+    """`gradients`, `class`, `identity` (and which are one object), `own`, `attribute ` and its name, or `data`."""
     at: int
     """Which argument; -1 for all of them."""
 

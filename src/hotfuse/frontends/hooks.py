@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as _every
 
 from hotfuse.base.errors import CaptureError
 
@@ -29,8 +30,9 @@ _NAMES = frozenset((*dir(torch), *dir(torch.Tensor), *dir(nn.functional), "torch
 
 def refuse_hooks(modules: Iterable[nn.Module]) -> None:
     """Raise CaptureError where a hook of the model may do something that no graph does."""
+    of_all = (*_every._global_forward_pre_hooks.values(), *_every._global_forward_hooks.values())
     for module in modules:
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *of_all):
             if not _on_tensors_alone(hook):
                 name = getattr(hook, "__qualname__", type(hook).__name__)
                 raise CaptureError(

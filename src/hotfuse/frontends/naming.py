@@ -23,6 +23,7 @@ import hashlib
 import io
 import os
 import pickle
+import secrets
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,6 +39,7 @@ from hotfuse.base.bytecode import globals_of, imports_of, names_of, texts_of
 from hotfuse.base.environment_reads import NAMES, variables_of
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.faults import error_text
+from hotfuse.base.structure import Spec, read_beside
 from hotfuse.frontends.ship import MAX_SHIPPED_ELEMENTS, PLAIN_TYPES, describe, operator_named, refuse_files
 
 MAX_CODE = 4096
@@ -54,6 +56,7 @@ _OF_CLASSES = ("__doc__", "__dict__", "__weakref__", "__module__", "__annotation
                "__static_attributes__", "__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__")
 _OPAQUE = frozenset({"_abc", "logging", "typing"})
 """Where objects are from that say nothing of what a model computes beyond their type."""
+_LIKE_NO_OTHER = secrets.token_hex(16)
 _KNOWN = frozenset({"torch", "hotfuse", "numpy", "cloudpickle", *sys.stdlib_module_names})
 """Packages that a version speaks for; those of torch, Python and Hotfuse are in every address."""
 
@@ -80,6 +83,20 @@ def structure_name(target: Any, without: Mapping[int, Collection[str]] | None = 
     made = hashlib.sha256(sink.getvalue())
     made.update(repr((state, said)).encode())
     return made.hexdigest()
+
+
+def call_name(spec: Spec) -> str:
+    """What the cache knows calls of a structure by: what code may read of its arguments' classes, and of members of enumerations,
+    belongs to that. Those that have no name are like no others."""
+    if not (things := read_beside(spec)):
+        return repr(spec)
+    namer = _ModelPickler(sink := io.BytesIO())
+    try:
+        namer.dump(things)
+        said = repr(_Code(namer.code, namer.spaces).said)
+    except Exception:  # whatever a user's object does when it is looked at
+        return f"{spec!r} {_LIKE_NO_OTHER}"
+    return f"{spec!r} {hashlib.sha256(sink.getvalue() + said.encode()).hexdigest()}"
 
 
 class _ModelPickler(cloudpickle.Pickler):

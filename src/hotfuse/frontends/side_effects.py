@@ -21,6 +21,7 @@ What torch does to trace is not the model's doing; layers of torch (`torch/nn`) 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -29,7 +30,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import field
 from types import FrameType
@@ -37,6 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.backends import ContextProp, PropModule
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
@@ -51,9 +53,15 @@ _OF_A_CALL = re.compile(r"FakeTensor|\b[su]\d+\b")
 """How a traced tensor and a symbolic size read: a text with one of them is another one in every call."""
 SWITCHES = (
     "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_float32_matmul_precision",
-    "is_inference_mode_enabled", "get_num_threads", "is_anomaly_enabled", "initial_seed",
+    "is_inference_mode_enabled", "get_num_threads", "is_anomaly_enabled", "initial_seed", "get_autocast_dtype",
+    "get_autocast_cpu_dtype", "is_autocast_cache_enabled", "is_warn_always_enabled", "get_deterministic_debug_mode",
 )  # fmt: skip
 """Questions to torch whose answers a program may change between two calls."""
+OF_KERNELS = (
+    "flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled",
+    "fp16_bf16_reduction_math_sdp_allowed",
+)  # fmt: skip
+"""The same, in `torch.backends.cuda`; what else is there, and in the modules beside it, are attributes (`_of_back_ends`)."""
 _FROM_NATIVE = "(Triggered internally at"
 
 
@@ -68,9 +76,10 @@ class Observed:
     warned: list[Warned] = field(default_factory=list[Warned])
 
     @contextmanager
-    def call(self, target: Any) -> Generator[Reached]:
-        """Around a call of `target`: what it changes in objects and generators. Behind the call tracers put some of it back."""
-        before, drawn = watched_state(target), _drawn()
+    def call(self, target: Any, beside: Iterable[Any] = ()) -> Generator[Reached]:
+        """Around a call of `target`: what it changes in objects and generators, and in what it reads `beside` them. Behind the call
+        tracers put some of it back."""
+        before, drawn = watched_state(target, beside), _drawn()
         yield before
         if _drawn() != drawn:
             self.done.append("draws from a random generator of the process")
@@ -163,15 +172,44 @@ def _switches(found: Observed) -> Generator[None]:
 
     def made(real: Any) -> Any:
         @functools.wraps(real)
-        def asked() -> Any:
+        def asked(*args: Any, **kwargs: Any) -> Any:
             frame = emitter() if threading.get_ident() == thread else None
             if frame is not None and not frame.f_code.co_filename.startswith(TORCH):
                 found.done.append(placed(f"asks torch.{real.__name__}", frame))
-            return real()
+            return real(*args, **kwargs)
 
         return asked
 
-    with _replaced([(torch, name) for name in SWITCHES], made):
+    functions = [*((torch, name) for name in SWITCHES), *((torch.backends.cuda, name) for name in OF_KERNELS)]
+    with _replaced([(m, name) for m, name in functions if hasattr(m, name)], made), _of_back_ends(found, thread):
+        yield
+
+
+class _AskedSwitch:
+    """In place of an attribute of a module of `torch.backends`, which has its value from native code."""
+
+    def __init__(self, real: Any, name: str, found: Observed, thread: int) -> None:
+        self._real, self._name, self._found, self._thread = real, name, found, thread
+
+    def __get__(self, owner: Any, cls: Any) -> Any:
+        frame = emitter() if threading.get_ident() == self._thread else None
+        if frame is not None and not frame.f_code.co_filename.startswith(TORCH):
+            self._found.done.append(placed(f"asks {self._name}", frame))
+        return self._real.__get__(owner, cls)
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        self._real.__set__(owner, value)
+
+
+@contextmanager
+def _of_back_ends(found: Observed, thread: int) -> Generator[None]:
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("torch.backends") and isinstance(m, PropModule)]
+    with contextlib.ExitStack() as instead:
+        for owner in {type(m): m.__name__ for m in modules}.items():
+            for name, real in [(n, v) for n, v in vars(owner[0]).items() if isinstance(v, ContextProp)]:
+                asked = _AskedSwitch(real, f"{owner[1]}.{name}", found, thread)
+                setattr(owner[0], name, asked)
+                instead.callback(setattr, owner[0], name, real)
         yield
 
 

@@ -34,7 +34,7 @@ from hotfuse.base.changed_arguments import contents, take_after
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import error_text
-from hotfuse.base.structure import Spec, StructureBuilder
+from hotfuse.base.structure import Spec, StructureBuilder, read_beside
 from hotfuse.frontends.as_in_eager.exporting import not_exported
 from hotfuse.frontends.as_in_eager.extremes import extremes_as_in_eager
 from hotfuse.frontends.as_in_eager.fused_layers import with_eagers_masks
@@ -50,7 +50,7 @@ from hotfuse.frontends.paths.follow import AssumedReads, without_assertions
 from hotfuse.frontends.paths.join import joined
 from hotfuse.frontends.paths.reads import Path as DataPath
 from hotfuse.frontends.plain_numbers import TruthsAreRead, plain_numbers
-from hotfuse.frontends.questions.asked_tensors import Questions, asks_identity
+from hotfuse.frontends.questions.asked_tensors import Questions, asked_identity
 from hotfuse.frontends.questions.asked_types import NAME, naming, types_as_in_eager
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.frontends.side_effects import Observed, observed
@@ -78,13 +78,14 @@ class Flat(nn.Module):
         self.seen = seen
         self.target = _as_forward(target)
         self._spec = spec
-        self._equal = call.equal
+        self._equal, self._same = call.equal, call.same
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         """Put the call together, make it, take apart what it gives and what it changes."""
         for (i, d), *others in self._equal:
             for j, e in others:
                 torch._check(tensors[i].shape[d] == tensors[j].shape[e])  # one symbol from here on, and a guard
+        tensors = tuple(tensors[i] for i in self._same) or tensors
         builder = StructureBuilder(tensors)
         args, kwargs = builder.build(self._spec)
         holders = tuple(builder.holders)
@@ -93,13 +94,13 @@ class Flat(nn.Module):
         wanted, named = [t.requires_grad for t in tensors], [_attributes(t) for t in tensors]
         questions = Questions(tensors, self._weights(), self.seen.done.append)
         with (
-            self.seen.call(self.target) as reached, questions, questions.of_attributes(),
+            self.seen.call(self.target, read_beside(self._spec)) as reached, questions, questions.of_attributes(),
             types_as_in_eager(naming(NAME, reached.functions), questions.of_class),
             reads or TruthsAreRead(), extremes_as_in_eager(followed=reads is not None),
         ):  # fmt: skip
             result = self.target(*args, **kwargs)
-        if any(asks_identity(f) for f in reached.functions):
-            questions.of_identity()
+        for what in sorted({*map(asked_identity, reached.functions)} - {""}):
+            questions.of_identity(what)
         self.given.asked = tuple(questions.asked)
         if wanted != [t.requires_grad for t in tensors]:
             self.seen.done.append("makes an argument require gradients")

@@ -15,7 +15,7 @@ import random
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -81,22 +81,22 @@ def _same_value(a: Any, b: Any) -> bool:
     return isinstance(a, _PLAIN) and (a == b or a != a)
 
 
-def watched_state(target: Any) -> Reached:
-    """What is found from `target`."""
-    walk = _Walk(target)
+def watched_state(target: Any, beside: Iterable[Any] = ()) -> Reached:
+    """What is found from `target`; `beside` are classes of its arguments, and members of enumerations."""
+    walk = _Walk([*beside, target])
     return Reached(walk.holders, walk.functions)
 
 
 class _Walk:
     """One walk over what a model reaches."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, begin: list[Any]) -> None:
         self.holders: list[Holder] = []
         self.functions: list[types.FunctionType] = []
         self._seen: set[int] = set()
         self._classes: dict[type, None] = {}
         self._names: set[str] = set(_ENTRIES)
-        self._left: list[Any] = [target]
+        self._left: list[Any] = begin
         self._methods: set[tuple[type, str]] = set()
         while self._left and len(self._seen) < MAX_OBJECTS:
             while self._left and len(self._seen) < MAX_OBJECTS:

@@ -81,8 +81,9 @@ def _found() -> FlagPlaces:
     if flags is None or len(flags) != 1:
         raise InternalError(f"{len(flags or ())} places may say whether a tensor requires gradients")
     places = FlagPlaces(meta_at, flags.pop())
-    layer = nn.Linear(2, 2)
-    for t in (*_leaves(), *layer.parameters(), torch.zeros(3).requires_grad_(), layer.weight.detach()):
+    # of no layer, which would draw them and move the program's generator
+    weights = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
+    for t in (*_leaves(), *weights, torch.zeros(3).requires_grad_(), weights[0].detach()):
         if read_flag(t, places) is not t.requires_grad:
             raise InternalError("native code reads another flag of a tensor than Python")
     return places

@@ -25,7 +25,7 @@ from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, counts_in, des
 from hotfuse.compile.device.late_checks import unsafe_behind_reads
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.paths.reads import Path
-from hotfuse.frontends.questions.as_traced import as_traced
+from hotfuse.frontends.questions.as_traced import as_traced, asks_identity
 from hotfuse.ir.graph import Graph
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
@@ -48,6 +48,7 @@ from hotfuse.runtime.tierup.objective import SLOWER
 from hotfuse.runtime.tierup.proof import in_float64, rounds_otherwise
 from hotfuse.runtime.warm_start import RecalledStart, Recalls
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
+from hotfuse.simplify.result_order import ordered_otherwise, row_by_row
 from hotfuse.specialize.table import TIER1
 
 MAX_TRIES = 3
@@ -78,6 +79,10 @@ class CallSample:
     """Threads of torch's that it was served with."""
     path: Path | None = None
     """What the model's Python read of its tensors, where that was recorded."""
+    in_rows: frozenset[int] = frozenset()
+    """Results that lay row by row in memory; copies of others may, too."""
+    same: tuple[int, ...] = ()
+    """Which tensors of the call were one object (`questions.as_traced.same_objects`)."""
     waited_s: float = 0.0
     """How long its capture waited for a first plan (`runtime.capture_turn`)."""
 
@@ -216,8 +221,10 @@ class GraphAdmission:
         self, site: Site, group: CallGroup, call: CallSpec, sample: CallSample, recalled: RecalledStart | None
     ) -> None:  # fmt: skip
         generation, lull = self._plans.generation, Lull()
+        if recalled is not None and sample.same and asks_identity(recalled.done.captured.asked):
+            recalled = None  # that graph is for calls whose arguments are other objects each
         if recalled is None:
-            done = self._model.capture(site.spec, call, self._watching)
+            done = self._captured(site, call, sample)
             waited = max(0, group.noted - site.resting - sample.number)
             self.ahead(done.captured.graph, done.weights, sample.inputs, heat=waited, seconds=waited * sample.seconds)
             plan = self._compile(done.captured.graph, done.weights)
@@ -240,10 +247,14 @@ class GraphAdmission:
             shown = None if recalled is None else self._gives(recalled.proven, sample, expected)
             if shown is None:
                 plan = self._made(plan, done)
-                self._compare(plan, done, sample, expected, lull)
+                otherwise = self._compare(plan, done, sample, expected, lull)
+                if otherwise and (ordered := row_by_row(graph, otherwise)) is not graph:
+                    done, graph = replace(done, captured=replace(done.captured, graph=ordered)), ordered
+                    plan = self._compile(graph, done.weights)
+                    self._compare(plan, done, sample, expected, lull)
         except OtherPath as e:  # an earlier process followed another one
             raise CaptureError("the captured graph is for calls that take another path", because=e.what, why=Why.OTHER_PATH) from e
-        effects = effects_of(sample.out_spec, done.captured)
+        effects = effects_of(sample.out_spec, done.captured, done.watch.memory)
         result_spec = sample.out_spec.children[0]
         bare = effects is None and (result_spec is TENSOR or result_spec is NUMBER)
         symbols, signature = compile_signature(graph)
@@ -257,7 +268,8 @@ class GraphAdmission:
             (usual(gradients=call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key),
             done.captured.notes,
         )
-        entry.effects, entry.asked, entry.counted = effects, as_traced(done.captured.asked), counts_in(site.spec)
+        entry.effects, entry.counted = effects, counts_in(site.spec)
+        entry.asked = as_traced(done.captured.asked, done.watch.tensors)
         followed = recalled.calls.paths if recalled is not None else call.paths
         entry.balance = PathBalance(done.captured.paths, followed or ()) if done.captured.paths else None
         entry.repeats = InputRepeats(len(graph.inputs) if self._settings.watch else 0)
@@ -302,6 +314,13 @@ class GraphAdmission:
         if self.admitted is not None:
             self.admitted(site, entry, sample.threads, recalled)
 
+    def _captured(self, site: Site, call: CallSpec, sample: CallSample) -> Capture:
+        """The graph of such calls; where the model's code asks which arguments are one object, of those that answer as this one."""
+        done = self._model.capture(site.spec, call, self._watching)
+        if not (sample.same and asks_identity(done.captured.asked)):
+            return done
+        return self._model.capture(site.spec, replace(call, same=sample.same), self._watching)
+
     def _followed(self, site: Site, entry: Entry) -> None:
         """A graph takes the place of one that had fewer paths."""
         same = [e for e in site.entries if e.balance is not None and (e.facts, e.grad_mode) == (entry.facts, entry.grad_mode)]
@@ -326,8 +345,8 @@ class GraphAdmission:
             seconds = time.perf_counter() - begin
             return None if disagreement(outs, expected, self._settings.tolerance) else (sample.seconds, seconds)
 
-    def _compare(self, plan: Plan, done: Capture, sample: CallSample, expected: Sequence[Any], lull: Lull) -> None:
-        """Hold tier 0's answer against the model's own; raises CaptureError."""
+    def _compare(self, plan: Plan, done: Capture, sample: CallSample, expected: Sequence[Any], lull: Lull) -> frozenset[int]:
+        """Hold tier 0's answer against the model's own; raises CaptureError. Gives results that lie otherwise in memory."""
         rtol, graph = self._settings.rtol, done.captured.graph
         if because := registry.short_of_memory({t.device for t in sample.inputs}):
             raise CaptureError("nothing is proven beside calls", because=because, why=Why.TOO_MUCH_MEMORY)
@@ -343,6 +362,7 @@ class GraphAdmission:
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
             if differs and not rounds_otherwise(expected, outs, sample.inputs, rtol, in_float64(graph, done.weights), steps):
                 raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
+            return ordered_otherwise(outs, sample.in_rows)
 
     def computing(self, lull: Lull) -> AbstractContextManager[None]:
         """Around what is computed beside calls; captured inline, nobody is served beside."""

@@ -23,6 +23,7 @@ from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import Spec
 from hotfuse.compile.workers.service import service
 from hotfuse.frontends.paths.reads import RecordedReads, TooManyReads
+from hotfuse.frontends.questions.as_traced import same_objects
 from hotfuse.machine import team_size
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.ops.own.assume import OtherPath
@@ -46,6 +47,7 @@ from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.tierup.own_code import LONG_S
 from hotfuse.runtime.warm_start import RecalledStart, Recalls
 from hotfuse.runtime.weights.model_guard import WeightChange
+from hotfuse.simplify.result_order import in_rows
 
 MAX_SITES = 64
 MAX_RAISED = 16
@@ -179,7 +181,8 @@ class Capturer:
             read = reads.taken() if reads is not None else None
         except TooManyReads as e:
             return self._left_alone(group, Why.READS_DATA, str(e), result)
-        sample = CallSample(inputs, copies, after.spec, written, seconds, number, team_size.threads(), read)
+        rows, same = in_rows(after.leaves), same_objects(leaves)
+        sample = CallSample(inputs, copies, after.spec, written, seconds, number, team_size.threads(), read, rows, same)
 
         def capture() -> None:
             try:

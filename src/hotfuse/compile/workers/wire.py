@@ -57,6 +57,7 @@ def call_to_json(call: CallSpec) -> dict[str, Any]:
         for s in call.inputs
     ]
     data = {"inputs": inputs, "grad_mode": call.grad_mode, "equal": call.equal, "across": call.across}
+    data |= {"same": call.same} if call.same else {}
     return data if call.paths is None else {**data, "paths": [reads_to_json(p) for p in call.paths]}
 
 
@@ -68,4 +69,5 @@ def call_from_json(data: dict[str, Any]) -> CallSpec:
     )
     equal = tuple(tuple((i, d) for i, d in dims) for dims in data["equal"])
     paths = tuple(map(reads_from_json, data["paths"])) if data.get("paths") is not None else None
-    return CallSpec(inputs, bool(data["grad_mode"]), equal, bool(data.get("across", False)), paths)
+    across, same = bool(data.get("across", False)), tuple(data.get("same", ()))
+    return CallSpec(inputs, bool(data["grad_mode"]), equal, across, paths, same)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, _tensor, overrides
 from torch.overrides import TorchFunctionMode
 
@@ -32,7 +33,7 @@ from hotfuse.frontends.captured import Asked
 from hotfuse.frontends.model_frames import STANDARD, placed
 from hotfuse.frontends.paths import follow
 from hotfuse.frontends.plain_numbers import TRACED, Note, is_models, replaced_attribute
-from hotfuse.frontends.questions.as_traced import ATTRIBUTE
+from hotfuse.frontends.questions.as_traced import ATTRIBUTE, DATA, IDENTITY, OWN, pattern, same_objects
 
 ANY = -1
 """In place of an argument's number: every one is meant."""
@@ -45,6 +46,14 @@ _MEMORY: dict[Any, str] = {
 }
 
 
+_DATA = frozenset({
+    *(getattr(Tensor, name) for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__",
+                                         "__array__", "__contains__", "is_nonzero", "equal", "allclose")),
+    torch.is_nonzero, torch.equal, torch.allclose,
+})  # fmt: skip
+"""What gives Python what a tensor holds. A traced one has no data; one from elsewhere has (`helper.limit.item()`)."""
+
+
 class Questions(TorchFunctionMode):
     """Around a traced call with these arguments; `note` is told of questions that no graph answers."""
 
@@ -53,19 +62,20 @@ class Questions(TorchFunctionMode):
         self.asked: dict[Asked, None] = {}
         self._numbers = {id(t): i for i, t in enumerate(inputs)}
         self._weights = frozenset(map(id, weights))
+        self._identity = pattern(same_objects(inputs))
         self._note = note
         self._thread = threading.get_ident()
         for t in inputs:
             object.__setattr__(t, "__dict__", _Entries(vars(t), note))
 
-    def of_identity(self) -> None:
-        """Some code that the model leads to compares objects by identity."""
-        self.asked[Asked("identity", ANY)] = None
+    def of_identity(self, what: str = IDENTITY) -> None:
+        """Some code that the model leads to compares objects by identity, or with the model's own."""
+        self.asked[Asked(self._identity if what == IDENTITY else what, ANY)] = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _GRADIENTS or func in _MEMORY:
+        if func in _GRADIENTS or func in _MEMORY or func in _DATA:
             frame = sys._getframe(1)
             while frame is not None and frame.f_code.co_filename in _PASS_ON:
                 frame = frame.f_back
@@ -98,7 +108,10 @@ class Questions(TorchFunctionMode):
             yield
 
     def _of(self, func: Any, t: Any, frame: Any) -> None:
-        if id(t) in self._weights:
+        if func in _DATA:
+            if isinstance(t, Tensor) and not isinstance(t, TRACED):
+                self.asked[Asked(DATA, ANY)] = None
+        elif id(t) in self._weights:
             self._note(placed(f"asks a weight for {_GRADIENTS.get(func) or _MEMORY[func]}", frame))
         elif func in _GRADIENTS:
             self.asked[Asked("gradients", self._numbers.get(id(t), ANY))] = None
@@ -176,19 +189,34 @@ _VALUES = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_F
 """Instructions that load what may be a tensor; classes, `None` and members of enumerations come by others."""
 
 
-def asks_identity(function: types.FunctionType) -> bool:
-    """Whether a function asks if two values are one object, or for the identity of one: a `forward`, or code of the program itself.
-    Helpers of libraries that are reached and do not run would have nearly every model asked about."""
+def asked_identity(function: types.FunctionType) -> str:
+    """What a function asks of which object an argument is: `IDENTITY` of which other values it is, or of its identity; `OWN` of
+    whether it is one of the model's tensors alone (`x is self.weight`); nothing, as most. A `forward` counts, and code of the
+    program itself: helpers of libraries that are reached and do not run would have nearly every model asked about.
+    """
     file = function.__code__.co_filename
     installed = "site-packages" in file or file.startswith((STANDARD, "<frozen"))
-    return (function.__name__ == "forward" or not installed) and _asks_identity(function.__code__)
+    if function.__name__ != "forward" and installed:
+        return ""
+    found = set(_asked_identity(function.__code__, function.__globals__))
+    return IDENTITY if IDENTITY in found else OWN if found else ""
 
 
-def _asks_identity(code: types.CodeType) -> bool:
-    before = None
+def _asked_identity(code: types.CodeType, space: Mapping[str, Any]) -> Iterator[str]:
+    before = local = None
     for at in dis.get_instructions(code):
-        if (at.opname == "IS_OP" and before in _VALUES) or (at.opname == "LOAD_GLOBAL" and at.argval == "id"):
-            return True
-        if at.opname != "CACHE":
-            before = at.opname
-    return any(_asks_identity(c) for c in code.co_consts if isinstance(c, types.CodeType))
+        if at.opname == "CACHE":
+            continue
+        if at.opname == "LOAD_GLOBAL" and at.argval == "id":
+            yield IDENTITY
+        elif at.opname == "IS_OP" and before is not None:
+            if before.opname in _VALUES:
+                yield IDENTITY
+            elif (before.opname == "LOAD_ATTR" and local) or isinstance(space.get(str(before.argval)), Tensor):
+                yield OWN
+        if at.opname != "LOAD_ATTR":
+            local = at.opname in _VALUES  # what attributes are taken of from here on
+        before = at
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _asked_identity(inner, space)

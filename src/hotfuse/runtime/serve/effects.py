@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,9 @@ class Effects:
     grown: tuple[tuple[int, int], ...] = ()
     """Results that may lie in the memory of one of the call's tensors, with more behind it: (result, tensor)."""
 
+    owned: Callable[[], Collection[int]] = frozenset
+    """Where memory of the model's own tensors begins."""
+
     @property
     def changes_arguments(self) -> bool:
         """Whether a call changes anything of what it was given."""
@@ -65,7 +68,8 @@ class Effects:
         if not self.written:
             return True
         memory = [t.untyped_storage().data_ptr() if t.numel() else -1 - i for i, t in enumerate(leaves)]
-        return all(memory.count(memory[i]) == 1 for i in self.written)
+        owned = self.owned()
+        return all(memory.count(memory[i]) == 1 and memory[i] not in owned for i in self.written)
 
     def unwritten(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors as they are now, whatever the call writes into them: for who keeps them as an example of a call."""
@@ -91,7 +95,7 @@ class Effects:
         return result
 
 
-def effects_of(spec: Spec, captured: Captured) -> Effects | None:
+def effects_of(spec: Spec, captured: Captured, owned: Callable[[], Collection[int]] = frozenset) -> Effects | None:
     """None where a call does nothing but compute, and gives nothing of what it was given; raises CaptureError where its code logs
     and is heard, or warns in a way that cannot be repeated.
     """
@@ -105,7 +109,7 @@ def effects_of(spec: Spec, captured: Captured) -> Effects | None:
     warned = tuple(map(_warning, done.warned))
     if changes_nothing(spec) and not (done.written or done.draws or warned or logged):
         return None
-    return Effects(spec, done.written, done.returned, done.draws, warned, logged, grown_results(done.graph))
+    return Effects(spec, done.written, done.returned, done.draws, warned, logged, grown_results(done.graph), owned)
 
 
 def shares_memory(results: Sequence[Any], given: Sequence[torch.Tensor]) -> bool:

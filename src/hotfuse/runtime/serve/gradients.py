@@ -37,6 +37,7 @@ from hotfuse.base.errors import CallFault, InternalError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.base.structure import TENSOR, Spec, flatten, unflatten
+from hotfuse.frontends.questions.as_traced import same_objects
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 MIN_REST, MAX_REST = 16, 512
@@ -409,8 +410,11 @@ def _differentiated(
     """
     create = torch.is_grad_enabled()
     closed = [True]
+    same = same_objects(leaves) or range(len(leaves))
+    needs = [need and first == i for i, (need, first) in enumerate(zip(needs, same, strict=True))]
     with torch.enable_grad():
         again = [_again(t, create=create, closed=closed) if need else t.detach() for t, need in zip(leaves, needs, strict=True)]
+        again = [again[first] for first in same]  # what was one object is one, which gets the gradient
         args, kwargs = unflatten(link.spec, again)
         drawn = torch.get_rng_state()
         results = flatten(link.own(*args, **kwargs), numbers=True)[0]

@@ -57,15 +57,15 @@ def places_of(cls: type, names: Set[str]) -> list[tuple[dict[str, Any], str]]:
     (`LlamaAttention.forward = ...`, `Block.scale = 2`).
     """
     owners = [c for c in cls.__mro__ if c not in (nn.Module, object)]
-    return [(d, n) for c in owners if not names.isdisjoint(c.__dict__) for d in _behind(c) for n in sorted(names & d.keys())]
+    return [(d, n) for c in owners if not names.isdisjoint(c.__dict__) for d in behind(c) for n in sorted(names & d.keys())]
 
 
 def dicts_of(cls: type) -> list[dict[str, Any]]:
     """Those of a class and of its bases that are not torch's: a name that one of them gets hides what it names in the others."""
-    return [d for c in cls.__mro__ if not foreign(c) for d in _behind(c)]
+    return [d for c in cls.__mro__ if not foreign(c) for d in behind(c)]
 
 
-def _behind(cls: type) -> list[dict[str, Any]]:
+def behind(cls: type) -> list[dict[str, Any]]:
     """The dict behind a class's proxy, whose tag shows every change; nothing where there is another thing."""
     entries = gc.get_referents(cls.__dict__)
     return [cast(dict[str, Any], entries[0])] if len(entries) == 1 and type(entries[0]) is dict else []

@@ -32,6 +32,7 @@ from hotfuse.base.bytecode import globals_of, names_of
 from hotfuse.base.environment_reads import NAMES, variables_of
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.process_effects import STANDS_IN_FOR
+from hotfuse.runtime.weights.cached_calls import CACHED, CachedCalls, cached_calls
 from hotfuse.runtime.weights.class_code import foreign, places_of, special_methods, unwrapped
 
 MAX_CONTAINERS = 1024
@@ -40,9 +41,8 @@ MAX_FUNCTIONS = 512
 MAX_NAMES = 2048
 MAX_ARRAY_BYTES = 1 << 14
 """Of all NumPy arrays together: they are compared whole at every call."""
-_OPAQUE = (type, types.ModuleType, nn.Module, torch.Tensor)
+_OPAQUE = (type, types.ModuleType)
 _PLAIN = (str, int, float, complex, bytes, type(None))
-_Cached = type(functools.lru_cache(lambda: None))
 _STOOD_IN_FOR = frozenset({
     ("torch.cuda", "is_current_stream_capturing"), ("torch.cuda", "synchronize"),
     ("sys", "stdout"), ("sys", "stderr"), ("warnings", "showwarning"), *STANDS_IN_FOR,
@@ -74,12 +74,20 @@ class Reads:
     """Variables: a dict of globals, of a module, or a `ClosureCell`, and the name."""
     entries: list[tuple[dict[str, Any], str]] = field(default_factory=list[tuple[dict[str, Any], str]])
     """Methods and values of classes: the class's dict and the name."""
+    methods: list[tuple[dict[str, Any], str]] = field(default_factory=list[tuple[dict[str, Any], str]])
+    """The same of tensors' own class, which somebody may have patched."""
     functions: list[types.FunctionType] = field(default_factory=list[types.FunctionType])
     """Whose code and defaults count; methods are among `entries`."""
     slots: list[tuple[Any, str]] = field(default_factory=list[tuple[Any, str]])
     sets: list[set[Any]] = field(default_factory=list[set[Any]])
     arrays: list[np.ndarray] = field(default_factory=list[np.ndarray])
     context: list[contextvars.ContextVar[Any]] = field(default_factory=list[contextvars.ContextVar[Any]])
+    tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    """Those that are read as they are: in dicts, lists, objects, classes, and results that are kept."""
+    modules: list[nn.Module] = field(default_factory=list[nn.Module])
+    """The same: modules that no module of the model has."""
+    kept: list[CachedCalls] = field(default_factory=list[CachedCalls])
+    """Of functions behind `functools.lru_cache`."""
     variables: set[str] = field(default_factory=set[str])
     """Environment variables that code names."""
     every_variable: bool = False
@@ -98,20 +106,23 @@ def _variables(function: types.FunctionType) -> list[tuple[Any, str]]:
 
 
 def reads(modules: Sequence[nn.Module], functions: Iterable[Callable[..., Any]] = (), values: Iterable[Any] = ()) -> Reads:
-    """What the code of modules and functions reads; `values` are taken to be read."""
-    return _CodeWalk(modules, [*functions, *values]).found
+    """What the code of modules and functions reads; `values` are taken to be read, and classes among them to be those of objects
+    that are."""
+    given = list(values)
+    kinds = [v for v in given if isinstance(v, type) and not foreign(v)]
+    return _CodeWalk(modules, [*functions, *given], kinds).found
 
 
 class _CodeWalk:
     """One walk from code to what it reads, and to the code of that."""
 
-    def __init__(self, modules: Sequence[nn.Module], begin: list[Any]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], begin: list[Any], kinds: Sequence[type] = ()) -> None:
         self.found = Reads()
         self._seen: set[int] = set()
         self._places: set[tuple[int, str]] = set()
         self._names: set[str] = {"forward", "__call__"}
         """Of attributes and variables, in the code met so far."""
-        self._classes = dict.fromkeys(map(type, modules))
+        self._classes: dict[type, None] = dict.fromkeys([*map(type, modules), *kinds])
         """Of modules and of objects that are read."""
         self._bytes = 0
         self._left: list[Any] = begin[::-1]
@@ -127,6 +138,7 @@ class _CodeWalk:
                     self._entries_of(kind, self._names)
                 for function in list(self.found.functions):
                     self._attributes(function)
+        self.found.methods = places_of(torch.Tensor, self._names)
 
     def _known(self) -> tuple[int, int, int]:
         """How much is to be looked at under names: all three only grow, and are bounded by what there is."""
@@ -158,6 +170,9 @@ class _CodeWalk:
         if isinstance(value, (*_PLAIN, *_OPAQUE)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
+        if isinstance(value, torch.Tensor | nn.Module):
+            (self.found.tensors if isinstance(value, torch.Tensor) else self.found.modules).append(value)
+            return
         if type(value) is tuple:
             self._left.extend(cast(tuple[Any, ...], value)[:MAX_ENTRIES])
         elif type(value) is list:
@@ -176,12 +191,21 @@ class _CodeWalk:
             self.found.context.append(cast(contextvars.ContextVar[Any], value))
         elif isinstance(value, threading.local):
             self.found.blind = self.found.blind or "values that each thread has for itself (threading.local)"
-        elif type(value) is _Cached:
-            self._left.append(value.__wrapped__)
+        elif type(value) is CACHED:
+            self._cached(value)
         elif (held := _entries(value)) is not None:
             self._dict(held)
         if not foreign(type(value)):
             self._object(value)
+
+    def _cached(self, function: Any) -> None:
+        """A function whose results are kept: code reads them, too, and whoever got one may write to it."""
+        self._left.append(function.__wrapped__)
+        if (kept := cached_calls(function)) is None or len(kept.entries) > MAX_ENTRIES:
+            self.found.cut = True
+        else:
+            self.found.kept.append(kept)
+            self._left += kept.results
 
     def _room(self) -> bool:
         left = len(self.found.dicts) + len(self.found.lists) + len(self.found.sets) < MAX_CONTAINERS

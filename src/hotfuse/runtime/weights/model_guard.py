@@ -13,7 +13,7 @@ is hot, one native sweep (`unchanged`) answers nearly every call; where it does 
 | another class of a module (`m.__class__ = ...`) | identity | a new capture |
 | what its code reads (`containers`): variables, entries of dicts, lists and objects | identity, count | a new capture |
 | and defaults, slots, sets, arrays, the environment (`read_values`) | identity, equality | a new capture |
-
+| tensors that it reads from elsewhere (`fixed_tensors`) | version, address | a new capture, where a graph holds such data |
 | writes behind torch's back (`p.data`, NumPy, inference mode) | checksums, a chunk a call (`originals`) | copies are stale |
 """
 
@@ -23,7 +23,7 @@ import itertools
 import operator
 import sysconfig
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,9 @@ from hotfuse.base.faults import error_text
 from hotfuse.frontends.derived_weights import derived_names
 from hotfuse.runtime.background import Job
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.weights.class_code import dicts_of, same_entry, unwrapped
-from hotfuse.runtime.weights.containers import ClosureCell, reads
+from hotfuse.runtime.weights.class_code import behind, dicts_of, foreign, same_entry, unwrapped
+from hotfuse.runtime.weights.containers import ClosureCell, Reads, reads
+from hotfuse.runtime.weights.fixed_tensors import FixedTensors
 from hotfuse.runtime.weights.read_values import ReadValues
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ _WRITTEN_BY_PICKLING = frozenset({"_lineno_map", "_prologue_start"})
 _INTERNAL = (frozenset(nn.Module().__dict__) | _WRITTEN_BY_PICKLING) - {"training"}
 _DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 _NOTHING = object()
+_HOOKS_OF_ALL: list[dict[Any, Any]] = [
+    getattr(torch.nn.modules.module, f"_global_{kind}")
+    for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+]
+"""Hooks that every module has (`register_module_forward_hook`)."""
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _version = operator.attrgetter("_version")
 NOTING_SHARE = 0.02
@@ -63,6 +69,12 @@ class WeightChange(StrEnum):
     """The same, and nothing but the numbers shows it."""
     MODEL = "model"
     """The captured graph may no longer describe the model."""
+
+
+def _elsewhere(found: Reads, modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Modules that code reads from somewhere else than its own attributes: out of a class, out of results that a function keeps."""
+    known = set(map(id, modules))
+    return [m for m in dict.fromkeys(m for top in found.modules for m in top.modules()) if id(m) not in known]
 
 
 def _equal(new: Any, old: Any) -> bool:
@@ -85,15 +97,22 @@ class ModelGuard:
     """A snapshot of modules and tensors that can be compared with the present at little cost.
 
     Global and closure variables count where `functions` and the modules' own `forward` name them. What is in `kept` (a dict and a
-    name in it) comes with every call.
+    name in it) comes with every call. `values` are classes of arguments and members of enumerations, which code reads as well.
     """
 
     def __init__(
         self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor],
         functions: Sequence[Callable[..., Any]] = (), kept: Sequence[tuple[dict[str, Any], str]] = (),
-    ) -> None:
+        values: Sequence[Any] = (), state: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        found = reads(modules, functions, values)
+        if elsewhere := _elsewhere(found, modules):
+            modules = (*modules, *elsewhere)
+            found = reads(modules, functions, values)
         self._modules = tuple(modules)
         self._dicts: list[dict[Any, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
+        if modules:
+            self._dicts += _HOOKS_OF_ALL
         derived = {id(m.__dict__): set(derived_names(m)) for m in modules}
         for owner, name in kept:  # every call sets them
             derived.setdefault(id(owner), set()).add(name)
@@ -102,12 +121,16 @@ class ModelGuard:
         places: list[tuple[Any, Any]] = [
             (d, key) for d in self._dicts for key in d if key not in _INTERNAL and key not in derived.get(id(d), ())
         ]
-        found = reads(modules, functions)
+        own = {*map(id, tensors), *state}
+        theirs = (itertools.chain(m.parameters(recurse=False), m.buffers(recurse=False)) for m in elsewhere)
+        fixed = [*found.tensors, *itertools.chain.from_iterable(theirs)]
+        self._fixed = FixedTensors([t for t in fixed if id(t) not in own])
         known = set(map(id, self._dicts))
         held, names, self._lists = [d for d in found.dicts if id(d) not in known], found.names, found.lists
         places += [(d, key) for d in held for key in list(d)]
-        self._methods = [(d, name, d[name]) for d, name in found.entries]
-        classes = [d for cls in dict.fromkeys(map(type, modules)) for d in dicts_of(cls)]
+        self._methods = [(d, name, d[name]) for d, name in (*found.entries, *found.methods)]
+        kinds = [v for v in values if isinstance(v, type) and not foreign(v)]
+        classes = [*behind(torch.Tensor), *(d for cls in dict.fromkeys([*map(type, modules), *kinds]) for d in dicts_of(cls))]
         self._dicts += [*held, *{id(d): d for d in (*(d for d, _ in found.entries), *classes)}.values()]
         methods = {id(unwrapped(f)) for _, _, f in self._methods}
         self._helpers = [f for f in found.functions if id(f) not in methods]
@@ -128,11 +151,15 @@ class ModelGuard:
         self._sizes = list(map(len, self._dicts))
         self._classes = [type(m) for m in modules]
         self._tensors = tuple(t for t in tensors if t.layout is torch.strided)
+        self._plain = [i for i, t in enumerate(self._tensors) if not isinstance(t, nn.Parameter)]
+        self.reads_data = False
+        """Whether code reads what tensors hold that are neither arguments nor weights: then their values are the graph's."""
         self._versioned = tuple(t for t in self._tensors if not t.is_inference())
         self.differentiable = tuple(t for t in self._tensors if t.is_floating_point() or t.is_complex())
         """Those that may require gradients, now or later."""
         self.accepted = 0
         """How often other values were accepted: results of calls before that were computed with older ones."""
+        self._memory: tuple[int, frozenset[int]] = (0, frozenset())
         self.unchanged: Callable[[], bool] = _always
         """True where nothing changed; False where `check` must tell."""
         self._given = False
@@ -169,6 +196,14 @@ class ModelGuard:
     def addresses(self) -> list[int]:
         """Where the tensors lay when they were last accepted."""
         return self._addresses
+
+    def memory(self) -> frozenset[int]:
+        """Where their storages begin, as far as was accepted."""
+        accepted, found = self._memory
+        if accepted != self.accepted:
+            found = frozenset(t.untyped_storage().data_ptr() for t in self._tensors if t.numel())
+            self._memory = self.accepted, found
+        return found
 
     def observe(self) -> tuple[list[Any], list[int], list[int]]:
         """What the tensors are like now: kinds, versions and addresses."""
@@ -212,7 +247,7 @@ class ModelGuard:
         """The dicts whose tags tell of changes, and their tags now; empty where there are none."""
         from hotfuse.native import model_guard
 
-        dicts = [*self._dicts, *self._values.environment, *list(self._installed_dicts.values())]
+        dicts = [*self._dicts, *self._values.environment, *self._values.kept_dicts, *list(self._installed_dicts.values())]
         dicts = [d for d in dicts if id(d) not in self._written] if self._written else dicts
         return list(zip(dicts, model_guard.tags(dicts), strict=False))
 
@@ -230,11 +265,12 @@ class ModelGuard:
         outside = [(d, k, v) for d, k, v in places[self._inside :] if id(d) not in installed]
         outside += [(d, k, v) for d, k, v in places[: self._inside] if tagged and id(d) in self._written]
         return Noted(
-            [d for d, _ in tagged] or self._dicts,
+            [d for d, _ in tagged] or [*self._dicts, *self._values.kept_dicts],
             [*places[: self._inside], *self._methods],
             [(d, k, v) for d, k, v in outside if not isinstance(d, ClosureCell)],
             [(c.cell, v) for c, _, v in outside if isinstance(c, ClosureCell)],
-            [(t, a, versions.get(id(t), UNVERSIONED)) for t, a in zip(self._tensors, self._addresses, strict=True)],
+            [*((t, a, versions.get(id(t), UNVERSIONED)) for t, a in zip(self._tensors, self._addresses, strict=True)),
+             *self._fixed.noted()],
             tuple(zip(self._lists, self._noted_items(), strict=True)),
             self._values.noted(tagged=bool(tagged)),
             [tag for _, tag in tagged],
@@ -295,7 +331,8 @@ class ModelGuard:
             before = {id(d): tag for d, tag in self._tagged}
             for key in [id(d) for d, tag in tagged if before.get(id(d), tag) != tag]:
                 self._installed_dicts.pop(key, None)
-            kept = {id(d) for d in (*self._dicts, *self._values.environment)} | self._installed_dicts.keys()
+            kept = {id(d) for d in (*self._dicts, *self._values.environment, *self._values.kept_dicts)}
+            kept |= self._installed_dicts.keys()
             self._tagged = [(d, tag) for d, tag in tagged if id(d) in kept]
             self._note()
         return change
@@ -332,12 +369,27 @@ class ModelGuard:
             or not all(map(operator.is_, itertools.chain.from_iterable(self._lists), self._items))
         ):
             return WeightChange.MODEL
+        if not self._fixed.same():
+            return WeightChange.MODEL
         if (
             list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses
             and list(map(_version, self._versioned)) == self._versions
         ):
             return WeightChange.NONE
+        if self.reads_data and self._plain_written():
+            return WeightChange.MODEL
         return WeightChange.VALUES if self.observe()[0] == self._kinds else WeightChange.MODEL
+
+    def _plain_written(self) -> bool:
+        """Whether a tensor was written that is no parameter."""
+        versions = dict(zip(map(id, self._versioned), self._versions, strict=True))
+        plain = ((self._tensors[i], self._addresses[i]) for i in self._plain)
+        return any(t.data_ptr() != a or (not t.is_inference() and t._version != versions[id(t)]) for t, a in plain)
+
+    def rests_on(self, *, data: bool, read: bool) -> None:
+        """What graphs of the model hold: `data` of tensors that are none of its weights; and whether its code `read` plain ones."""
+        self.reads_data = read
+        self._fixed.matter = data or read
 
     def _same_values(self) -> bool:
         """Whether all that was replaced was replaced by an equal number or text, which is held from here on.
@@ -367,6 +419,10 @@ class ModelGuard:
                 return f"the method {name} of a class in {d.get('__module__', '?')}"
         if said := self._values.difference():
             return said
+        if not self._fixed.same():
+            return "a tensor that its code reads from elsewhere"
+        if self.reads_data and self._plain_written():
+            return "a tensor whose data its code reads"
         for m, size, d in zip((m for m in self._modules for _ in _DICTS), self._sizes, self._dicts, strict=False):
             if len(d) != size:
                 return f"an attribute or hook that {type(m).__name__} has now"

@@ -42,6 +42,8 @@ class ReadValues:
         self._sets = [(s, set(s)) for s in found.sets]
         self._arrays = [(a, a.tobytes()) for a in found.arrays]
         self._context = [(v, _here(v)) for v in found.context]
+        self._kept = found.kept
+        self.kept_dicts = [k.entries for k in found.kept]
         self.environment: list[dict[Any, Any]] = [_environment()] if found.variables or found.every_variable else []
         self._variables = [dict(d) for d in self.environment]
         self._named = None if found.every_variable else list(map(os.environ.encodekey, found.variables))
@@ -67,6 +69,9 @@ class ReadValues:
         for v, held in self._context:
             if _here(v) is not held:
                 return f"the context variable {v.name}"
+        for kept in self._kept:
+            if kept.forgotten():
+                return f"the results that {kept.function.__name__} keeps"
         return "the environment" if self._others() else ""
 
     def _others(self) -> bool:
