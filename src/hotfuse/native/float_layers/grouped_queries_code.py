@@ -21,7 +21,7 @@ HEIGHTS = (4, 2, 1)
 """Rows that are computed together."""
 
 
-class _Vectors:
+class _LaneText:
     """Loads, stores and numbers in every lane."""
 
     def __init__(self, f: FunctionText, lanes: int) -> None:
@@ -75,7 +75,8 @@ def _rotate_text(target: CpuTarget) -> str:
             return f.new(f"fmul {kind} {a}, {b}")
 
         a, b, cos, sin = load("%x", first), load("%x", second), load("%cos", i), load("%sin", i)
-        for name, left, right, at in (("fsub", times(cos, a), times(sin, b), first), ("fadd", times(sin, a), times(cos, b), second)):
+        made = ("fsub", times(cos, a), times(sin, b), first), ("fadd", times(sin, a), times(cos, b), second)
+        for name, left, right, at in made:
             f.do(f"store {kind} {f.new(f'{name} {kind} {left}, {right}')}, ptr {f.moved('%to', at, 'float')}, align 4")
         return lanes
 
@@ -98,7 +99,7 @@ def _scores_text(target: CpuTarget, rows: int) -> str:
     """`void scores(ptr q, ptr k, i64 n, ptr to, i64 row, i64 size)`: products of some rows with `n` keys, `row` floats from one row
     of results to the next. The last key is read again where a tile has more."""
     f, lanes = FunctionText(f"void @hf_scores_{rows}(ptr %q, ptr %k, i64 %n, ptr %to, i64 %row, i64 %size)"), target.lanes
-    v, many = _Vectors(f, lanes), lanes // rows
+    v, many = _LaneText(f, lanes), lanes // rows
     last = f.op("sub", "%n", 1)
 
     def tile(j: str) -> int:
@@ -138,7 +139,7 @@ def _scores_text(target: CpuTarget, rows: int) -> str:
 def _values_text(target: CpuTarget, rows: int) -> str:
     """`void weighted(ptr p, i64 row, ptr v, i64 n, ptr y, i64 size)`: some rows of weights times `n` values."""
     f, lanes = FunctionText(f"void @hf_weighted_{rows}(ptr %p, i64 %row, ptr %v, i64 %n, ptr %y, i64 %size)"), target.lanes
-    v = _Vectors(f, lanes)
+    v = _LaneText(f, lanes)
 
     def columns(first: str, vectors: int) -> int:
         places = [(r, c) for r in range(rows) for c in range(vectors)]
@@ -176,11 +177,11 @@ def _values_text(target: CpuTarget, rows: int) -> str:
 
 
 def _weights_text(target: CpuTarget) -> str:
-    """`void weights(ptr p, i64 first, i64 limit, i64 n, float scale, float softcap)`: the softmax of one row's scores from the first
-    key to the limit, zeros in the others of `n`. Whole vectors are written."""
+    """`void weights(ptr p, i64 first, i64 limit, i64 n, float scale, float softcap)`: the softmax of one row's scores from the
+    first key to the limit, zeros in the others of `n`. Whole vectors are written."""
     head = "ptr %p, i64 %first, i64 %limit, i64 %n, float %scale, float %softcap"
     f, lanes = FunctionText(f"void @hf_weights({head})"), target.lanes
-    v = _Vectors(f, lanes)
+    v = _LaneText(f, lanes)
     ints, flags = f"<{lanes} x i64>", f"<{lanes} x i1>"
     steps = f"<{', '.join(f'i64 {k}' for k in range(lanes))}>"
     low, high, scale = v.splat("%first", "i64"), v.splat("%limit", "i64"), v.splat("%scale")
@@ -241,7 +242,7 @@ def _weights_text(target: CpuTarget) -> str:
     return f.done()
 
 
-class _Words:
+class _GroupedWords:
     """What a function with the table `%d` and a scratch reads first."""
 
     def __init__(self, f: FunctionText) -> None:
@@ -271,10 +272,10 @@ _PASSED = "ptr %q, ptr %y, ptr %cos, ptr %sin, ptr %scratch, ptr %d, i64 %steps,
 
 
 def _group_text(target: CpuTarget) -> str:
-    """`void attended(ptr keys, ptr values, i64 at, i64 positions, i64 g, ...)`: the rows of a group of heads of one sequence, over a
-    cache that has grown. Rows are steps by heads; what a block begins with is whole vectors before its first key."""
+    """`void attended(ptr keys, ptr values, i64 at, i64 positions, i64 g, ...)`: the rows of a group of heads of one sequence, over
+    a cache that has grown. Rows are steps by heads; what a block begins with is whole vectors before its first key."""
     f = FunctionText(f"void @hf_attended(ptr %keys, ptr %values, i64 %at, i64 %positions, i64 %g, {_PASSED})")
-    word = _Words(f)
+    word = _GroupedWords(f)
     size, times = word.size, word.times
     asked, made = "%scratch", f.moved("%scratch", f.op("mul", size, HEIGHTS[0]), "float")
     scores = f.moved("%scratch", f.op("mul", size, 2 * HEIGHTS[0]), "float")
@@ -344,7 +345,7 @@ def _operator_text(target: CpuTarget) -> str:
     pointers = ("q", "k", "v", "past_k", "past_v", "keys", "values", "y", "before", "cos", "sin", "scratch", "d")
     numbers = "i64 %batch, i64 %steps, i64 %past, i64 %length, float %scale, float %softcap"
     f = FunctionText(f"void @hf_grouped_queries({', '.join(f'ptr %{p}' for p in pointers)}, {numbers})")
-    word = _Words(f)
+    word = _GroupedWords(f)
     size = word.size
     f.do(f"%filled = add i64 %length, {target.lanes - 1}")
     f.do(f"%row = and i64 %filled, {-target.lanes}")
