@@ -21,6 +21,7 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument
 from hotfuse.lower.cpu.conv.conv_group import lower_convolution
 from hotfuse.native.target import CpuTarget
+from hotfuse.tile.program import instructions
 from tests.contract.test_lower_contract import CORES, core_of
 from tests.contract.test_lower_contract_types import EVERYWHERE, data, meaning, run
 from tests.races import kernels_win, slow_library
@@ -107,6 +108,21 @@ def test_an_image_without_borders_is_read_where_it_lies(
         values["x"] = values["x"].permute(0, 2, 3, 1).contiguous()
         (got,) = run(lowered, graph, values, {"s0": s0}, target)
         assert torch.equal(got, want)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("w", [3, 16, 21, 37, 300])
+def test_planes_are_written_by_squares(target: CpuTarget | None, w: int) -> None:
+    """Results that lie plane by plane are turned by squares of pixels and channels: of whole rows, and of blocks of long ones."""
+    core = CORES["avx2"] if target is None else core_of(target)
+    source = filled("3x3", w=w, oc=37)
+    graph = parse(source)
+    lowered = lower_convolution(graph, core)
+    assert {(core.lanes, core.lanes)} == {i.outs[0].type.shape for i in instructions(lowered.kernel.body) if i.op == "transpose"}
+    assert_exact(lowered, graph, target)
+    last = source.replace(f"f64[s0, 37, 7, {w}]", f"f64[s0, 37, 7, {w}]{{0, 2, 3, 1}}").replace(
+        f"i32[s0, 37, 7, {w}]", f"i32[s0, 37, 7, {w}]{{0, 2, 3, 1}}")  # fmt: skip
+    assert not any(i.op == "transpose" for i in instructions(lower_convolution(parse(last), core).kernel.body))
 
 
 @EVERYWHERE

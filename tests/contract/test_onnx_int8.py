@@ -435,6 +435,31 @@ def test_sums_and_products_of_bytes(op: str, dtype: torch.dtype) -> None:
         assert torch.equal(made.call(*given), row.fn(CTX, *given))
 
 
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (7,), (5, 1), (4, 5, 7), (1, 1, 1, 1)], ids=str)
+def test_sums_with_a_constant(op: str, dtype: torch.dtype, first: bool, shape: tuple[int, ...]) -> None:
+    """A bias and a number that a file holds: the same bytes, in one pass or looked up."""
+    row = find("com.microsoft", op, 1)
+    assert row is not None and row.prepare is not None
+    low = torch.iinfo(dtype).min
+    told = [torch.tensor(0.031), torch.tensor(low + 7, dtype=dtype)], [torch.tensor(0.05), torch.tensor(low + 130, dtype=dtype)]
+    end = [torch.tensor(0.07), torch.tensor(low + 90, dtype=dtype)]
+    constant = torch.randint(-128, 128, shape, dtype=torch.int8).view(dtype)
+
+    def given(x: Any) -> list[Any]:
+        a, b = (x, constant) if first else (constant, x)
+        return [a, *told[0], b, *told[1], *end]
+
+    made = row.prepare(CTX, given(VARIES), {})
+    assert made is not None
+    whole = torch.randint(-128, 128, (2, 4, 5, 7), dtype=torch.int8).view(dtype)
+    for x in (whole, whole[0], whole.transpose(1, 2).contiguous().transpose(1, 2), whole[:0], whole[0, 0], whole[:, :, :1], whole):
+        if all(a in (b, 1) or b == 1 for a, b in zip(x.shape[::-1], shape[::-1], strict=False)):
+            assert torch.equal(made.call(*given(x)), row.fn(CTX, *given(x)))
+
+
 def test_sums_between_convolutions_are_taken_as_they_lie() -> None:
     """Operators of ONNX Runtime's own domain, too: images were put into another order before each, and back behind it."""
     rng, node = np.random.default_rng(1), helper.make_node

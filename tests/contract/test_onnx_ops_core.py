@@ -274,3 +274,13 @@ def test_empty_tensors_where_the_reference_gives_up() -> None:
     low = _run(Case("ReduceMax", 20, (), {"keepdims": 0}), np.zeros((2, 0), np.int32), np.array([1]))
     assert low.tolist() == [np.iinfo(np.int32).min] * 2
     assert _run(Case("ReduceLogSumExp", 18, ()), np.zeros((), np.float32)).tolist() == 0.0
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_a_sequence_of_no_parts(keepdims: int) -> None:
+    """Parts of one element each: an axis without elements has none. The library's own split makes one empty part of it."""
+    for size in (0, 1, 3):
+        x = np.arange(2 * size, dtype=np.float32).reshape(2, size)
+        model = _model(Case("SplitToSequence", 11, (), {"axis": 1, "keepdims": keepdims}), [x])
+        (parts,) = OnnxModule(load(model.SerializeToString()))(x)
+        assert [to_numpy(p).shape for p in parts] == [(2, 1) if keepdims else (2,)] * size

@@ -83,7 +83,7 @@ ACTIVATIONS = [
     ],
     c("Softmax", f(2, 3, 4), at=9),
     c("Softmax", f(0, 4), at=13),
-    *[c("Hardmax", f(2, 3, 4), at=at, attrs={"axis": 1}) for at in (9, 11, 13)],
+    *[c("Hardmax", f(2, n, 4), at=at, attrs={"axis": 1}) for at in (9, 11, 13) for n in (3, 0)],
     c("Dropout", f(3, 4), at=7),
     c("Dropout", f(3, 4), at=10, outputs=2, compare=(0,)),
     c("Dropout", f(3, 4), Const(np.array(0.3, np.float32)), at=13, outputs=2),

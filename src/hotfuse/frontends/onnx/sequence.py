@@ -61,7 +61,7 @@ def split_to_sequence(
 ) -> Sequence_:
     size = x.shape[axis]
     if split is None:
-        parts = torch.split(x, 1, axis)
+        parts = torch.split(x, 1, axis) if size else ()  # of nothing the library makes one part
         return list(parts) if keepdims else [p.squeeze(axis) for p in parts]
     sizes = ctx.ints(split)
     if split.dim() == 0:

@@ -2,6 +2,7 @@
 
     window_product   a convolution: windows of an image in any order of memory are copied into rows, which are multiplied
     lstm, gru        one direction of a recurrent layer: the products of some steps' inputs, then step after step
+    grouped_queries  an attention over a cache that grows (`grouped_queries_code`)
 
 torch's libraries take 15 to 50 us for the call of a convolution or a recurrent layer that has 5 us to compute, and most of what a
 small model does is such layers. Nothing here depends on a model: the code is compiled once, kept for later processes, and until
@@ -17,7 +18,7 @@ from typing import Any
 from hotfuse.base.faults import is_begun, steady
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.native.byte_text import FunctionText
-from hotfuse.native.float_layers import gru_code, panel_products
+from hotfuse.native.float_layers import grouped_queries_code, gru_code, panel_products
 from hotfuse.native.float_layers.gate_formulas import VectorMath, number
 from hotfuse.native.float_layers.word_table import field
 from hotfuse.native.function import entered, entry_symbols, with_entries
@@ -292,7 +293,7 @@ def module_text(target: CpuTarget) -> str:
     math = VectorMath(FunctionText(""), target.lanes)
     return "\n".join((
         math.declared(), "declare i64 @llvm.smin.i64(i64, i64)", panel_products.text(target), _copy_text(target), _windows_text(),
-        _cell_text(target), _lstm_text(), gru_code.text(target),
+        _cell_text(target), _lstm_text(), gru_code.text(target), grouped_queries_code.text(target),
     ))  # fmt: skip
 
 
@@ -307,11 +308,13 @@ class FloatLayers:
     """x, y, h, c, last h, last c, scratch, table, weights, steps, batch, many"""
     gru: Callable[..., Any]
     """x, y, h, last h, scratch, table, weights, steps, batch, many"""
+    grouped_queries: Callable[..., Any]
+    """q, k, v, past k, past v, keys, values, y, before, cos, sin, scratch, table, batch, steps, past, length, scale, softcap"""
 
 
 def load_layers(target: CpuTarget) -> tuple[FloatLayers, Loaded]:
     """The layers made for a machine, and the code, which has to be kept."""
-    names = ("hf_window_product", "hf_lstm", "hf_gru")
+    names = ("hf_window_product", "hf_lstm", "hf_gru", "hf_grouped_queries")
     text = with_entries(module_text(target), names)
     code = load_object(helper_object(text, target), [f"py_{name}" for name in names], entry_symbols())
     return FloatLayers(target, *(entered(code, name) for name in names)), code

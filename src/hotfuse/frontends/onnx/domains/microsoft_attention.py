@@ -13,6 +13,7 @@ from torch import Tensor
 from hotfuse.base.errors import ModelError
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.onnx.domains.cached_attention import attend_by_sequence, grown
+from hotfuse.frontends.onnx.native_floats.native_grouped_queries import GroupedQueries, native_grouped_queries
 from hotfuse.frontends.onnx.ops import attention as ops_attention
 from hotfuse.frontends.onnx.ops.attention import join_heads, repeat_heads, split_heads, window_mask
 from hotfuse.frontends.onnx.ops.quant import matmul_integer
@@ -315,6 +316,14 @@ def group_query_attention(
             because="it has head sinks, query or key norms, a quantized or ring cache, or shows its scores",
             hint="export without these options",
         )
+    # while a graph is made, lengths are no numbers, or stand for others; a bias is as wide as the whole cache
+    at_hand = type(query) is Tensor and query.is_cpu and query.dtype in _WHOLE_FLOATS and attention_bias is None
+    if at_hand and position_ids is None:
+        window = max(0, local_window_size)
+        node = GroupedQueries(num_heads, kv_num_heads, bool(do_rotary), bool(rotary_interleaved), window, scale, softcap)
+        caches = (past_key, past_value, seqlens_k, total_sequence_length, cos_cache, sin_cache)
+        if (made := native_grouped_queries(node, query, key, value, *caches)) is not None:
+            return made
     if key is None or value is None:
         size = query.shape[2] // (num_heads + 2 * kv_num_heads)
         q, k, v = torch.split(query, [num_heads * size, kv_num_heads * size, kv_num_heads * size], -1)
@@ -325,8 +334,6 @@ def group_query_attention(
     lens = seqlens_k.reshape(-1).long() + 1
     places = _cache_places(lens, steps, total, 0 if past_key is None else past_key.shape[2])
     before = torch.zeros_like(lens) if places.before is None else places.before
-    # while a graph is made, lengths are no numbers, or stand for others; a bias is as wide as the whole cache
-    at_hand = type(query) is Tensor and query.is_cpu and query.dtype in _WHOLE_FLOATS and attention_bias is None
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ModelError(

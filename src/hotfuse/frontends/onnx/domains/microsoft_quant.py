@@ -14,7 +14,15 @@ from torch import Tensor
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.domains import microsoft as ops_microsoft
 from hotfuse.frontends.onnx.int8 import layers
-from hotfuse.frontends.onnx.int8.storage import available, byte_zero, number, prepare_dequantize, prepare_quantize
+from hotfuse.frontends.onnx.int8.byte_tables import lookup
+from hotfuse.frontends.onnx.int8.storage import (
+    LIMITS,
+    available,
+    byte_zero,
+    number,
+    prepare_dequantize,
+    prepare_quantize,
+)
 from hotfuse.frontends.onnx.int8.sums import ByteScale, BytesOfTwo
 from hotfuse.frontends.onnx.native_floats.native_lstm import LstmWeights, NativeLstm, native_lstm
 from hotfuse.frontends.onnx.ops import pool as ops_pool
@@ -26,7 +34,7 @@ from hotfuse.frontends.onnx.ops.quant import (
     quantize_linear,
     shifted,
 )
-from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
+from hotfuse.frontends.onnx.registry import VARIES, Ctx, Prepared, Varies, onnx_op
 
 _MS = "com.microsoft"
 
@@ -56,16 +64,50 @@ def _byte_scale(scale: Any, zero: Any) -> ByteScale | None:
     return ByteScale(float(scale), *told)
 
 
+def _with_constant(run: BytesOfTwo, a: Any, b: Any, constant: Any, otherwise: Callable[..., Tensor]) -> Prepared | None:
+    """A node with a constant side: a single number makes a function of one byte, a bias a pass over two tensors of one shape, of
+    which the second is spread out once for sizes that come again."""
+    first, varies = isinstance(a, Varies), isinstance(a, Varies) or isinstance(b, Varies)
+    if not varies or not isinstance(constant, Tensor) or not constant.numel():
+        return None
+
+    def both(x: Tensor, other: Tensor) -> Tensor:
+        return run(x, other) if first else run(other, x)
+
+    if constant.numel() == 1 and run.reads(first=first) in LIMITS:
+        reads, rank = run.reads(first=first), constant.dim()
+        low, high = LIMITS[reads]
+        look = lookup(both(torch.arange(low, high + 1, device="cpu").to(reads), constant.reshape(1)), reads)
+
+        def fast(a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, *rest: Any) -> Tensor:
+            x = a if first else b
+            return look(x) if run.fits(a, b) and x.dim() >= rank else otherwise(a, a_scale, a_zero, b, *rest)
+
+        return Prepared(fast, 256)
+    spread = constant
+
+    def wide(a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, *rest: Any) -> Tensor:
+        nonlocal spread
+        x = a if first else b
+        if not run.fits(a, b) or torch.broadcast_shapes(x.shape, constant.shape) != x.shape or not x.is_contiguous():
+            return otherwise(a, a_scale, a_zero, b, *rest)
+        if (held := spread).shape != x.shape:
+            held = spread = constant.expand(x.shape).contiguous()
+        return both(x, held)
+
+    return Prepared(wide, 0)
+
+
 def _binary(name: str, op: str, fn: Callable[[Tensor, Tensor], Tensor]) -> None:
     def prepare(ctx: Ctx, inputs: Sequence[Any], _attrs: Mapping[str, Any]) -> Prepared | None:
         a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = [*inputs, None][:8]
         found = [_byte_scale(*told) for told in ((a_scale, a_zero), (b_scale, b_zero), (c_scale, c_zero))]
-        if not isinstance(a, Varies) or not isinstance(b, Varies) or not available():
-            return None
         left, right, made = found
-        if left is None or right is None or made is None or made.dtype is not left.dtype:
+        if not available() or left is None or right is None or made is None or made.dtype is not left.dtype:
             return None
         run = BytesOfTwo(op, left, right, made)
+        if (constant := b if isinstance(a, Varies) else a) is not VARIES:
+            return _with_constant(run, a, b, constant, partial(call, ctx))
 
         def fast(a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, *rest: Any) -> Tensor:
             return run(a, b) if run.fits(a, b) else call(ctx, a, a_scale, a_zero, b, *rest)

@@ -49,6 +49,10 @@ class BytesOfTwo:
         """Whether the tensors are of the types it was made for."""
         return a.dtype is self._a.dtype and b.dtype is self._b.dtype
 
+    def reads(self, *, first: bool) -> torch.dtype:
+        """The type of one of the two tensors."""
+        return (self._a if first else self._b).dtype
+
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """For tensors that broadcast with each other; in one pass where they lie the same way."""
         native = passes(a.numel()) if a.shape == b.shape else None

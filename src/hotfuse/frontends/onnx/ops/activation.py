@@ -120,6 +120,8 @@ def _over_trailing(x: Tensor, axis: int, fn: Any) -> Tensor:
 
 
 def _hardmax_at(x: Tensor, axis: int) -> Tensor:
+    if not x.shape[axis]:
+        return torch.zeros_like(x)
     at = x.argmax(axis, keepdim=True)
     return torch.zeros_like(x).scatter(axis, at, torch.ones_like(at, dtype=x.dtype))
 

@@ -31,6 +31,8 @@ _CHEAP = frozenset({
 })  # fmt: skip
 _MAX_TILE_NODES = 8
 """Up to so many cheap nodes are done on whole register tiles."""
+_SPELLED_SQUARES = 2
+"""More of them side by side are a loop."""
 _FEW_PIXELS = 2
 """Up to so many pixels are written to planes one by one."""
 
@@ -161,14 +163,18 @@ class Finish:
         for i in range(len(self.channels)):
             self.kept.append(self.builder.scratch(f"channel{i}", DType.F32, (self._whole(width),)))
 
-    def room_for_sums(self, rows: int, width: int, where: RowPosition) -> Buffer | None:
-        """Scratch memory for the sums of a block of so many pixels along some row, where they are to go through there."""
+    def by_squares(self, where: RowPosition) -> bool:
+        """Whether sums of a row go through scratch memory to be turned, which `room_for_sums` makes room for."""
         self.squares = not self.single and where.step == 1 and any(_plane_by_plane(v, where.pixel) for v in self.images)
-        if self.squares:
+        return self.squares
+
+    def room_for_sums(self, rows: int, width: int, where: RowPosition, dtype: DType = DType.F32) -> Buffer | None:
+        """Scratch memory for the sums of a block of so many pixels along some row, where they are to go through there."""
+        if self.by_squares(where):
             rows, width = self._whole(rows), self._whole(width)
         elif self.short:
             return None
-        return self.builder.scratch("sums", DType.F32, (rows, width))
+        return self.builder.scratch("sums", dtype, (rows, width))
 
     def _whole(self, count: int) -> int:
         """So many, in whole vectors."""
@@ -257,10 +263,20 @@ class Finish:
             at, exact = expr("+", channels.at, v.var), channels.exact and width % lanes == 0
             last = expr("+", channels.at, width)
             here = Channels(at, last if channels.exact else expr("min", channels.end, last), exact)
-            for first in range(0, rows, lanes):
-                pixels = TileAxis(where.pixel, lanes, None if rows - first >= lanes else rows - first)
-                self._square(where, expr("+", pixel, first), here, pixels, b.load(scratch, (first, v.var), (lanes, lanes)),
-                             expr("+", kept, v.var), turned=turned)  # fmt: skip
+
+            def square(first: Dim, left: int | None) -> None:
+                sums, at = b.load(scratch, (first, v.var), (lanes, lanes)), expr("+", pixel, first)
+                self._square(where, at, here, TileAxis(where.pixel, lanes, left), sums, expr("+", kept, v.var), turned=turned)
+
+            whole = rows // lanes * lanes
+            if whole > _SPELLED_SQUARES * lanes:
+                with b.loop("square", 0, whole, lanes) as first:
+                    square(first.var, None)
+            else:
+                for n in range(0, whole, lanes):
+                    square(n, None)
+            if rows > whole:
+                square(whole, rows - whole)
 
     def _square(
         self, where: RowPosition, pixel: Dim, channels: Channels, pixels: TileAxis, sums: Tile, kept: Dim, *, turned: bool

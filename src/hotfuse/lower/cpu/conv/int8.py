@@ -35,7 +35,7 @@ from hotfuse.lower.common.quant import MAX_K, Scaling, corrected, scaled
 from hotfuse.lower.common.tile_values import Evaluator
 from hotfuse.lower.cpu import work_division
 from hotfuse.lower.cpu.conv import shape as conv_shape
-from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish
+from hotfuse.lower.cpu.conv.conv_epilogue import Channels, Finish, RowPosition
 from hotfuse.lower.cpu.conv.output_rows import ConvTask, OutputRow, SpatialDim, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.read import Convolution, the_convolution
 from hotfuse.lower.cpu.conv.shape import Axis, Block
@@ -48,6 +48,8 @@ from hotfuse.tile.program import Buffer, BufferKind, Tile
 
 _COPIED = 64
 """Bytes that are copied at once."""
+_ROW_SUMS = 1 << 13
+"""Sums of a row that stay in the first cache until it is written."""
 
 
 def lower_bytes(graph: Graph, scaling: Scaling, core: Core, *, name: str = "") -> Lowered:
@@ -75,6 +77,9 @@ class _Bytes:
         outs = list(dict.fromkeys(output_values(graph)))
         self.finish = Finish(self.memory, graph, self.conv.out, self.conv.bias, outs, core.lanes)
         self.finish.real = self._real
+        self.square: Buffer | None = None
+        """Sums of a block, where results lie plane by plane; of a whole row, where that is short: squares are full then."""
+        self.by_row = False
         wide = not core.dots_bytes and not core.lean
         self.held = DType.I16 if wide else self.kind
         """What the copy of the image holds."""
@@ -222,6 +227,12 @@ class _Bytes:
         b, spec, finish = self.b, self.spec, self.finish
         task = self._task(images)
         finish.make_room(spec.nr)
+        where = RowPosition({}, task.row.dim)
+        if finish.by_squares(where):  # written pixel by pixel, channels are planes apart: pages, and often of one set of a cache
+            row_pixels = task.columns.out
+            self.by_row = task.columns.static and isinstance(row_pixels, int) and row_pixels * spec.nr <= _ROW_SUMS
+            pixels = row_pixels if self.by_row and isinstance(row_pixels, int) else self.cut.mr
+            self.square = finish.room_for_sums(pixels, spec.nr, where, DType.I32)
         with contextlib.ExitStack() as scope:
             parts = scope.enter_context(let(b, "parts", work_division.parts(task.rows, spec.panels, self.core.threads)))
             at = scope.enter_context(b.parallel("task", expr("*", parts, spec.panels))).var
@@ -237,6 +248,9 @@ class _Bytes:
                 self._block(task, row, shape, pixel, panel, channels)
 
             along(b, task, self.cut.mr, block, _never, together=True)
+            if self.square is not None and self.by_row:
+                assert isinstance(task.columns.out, int)
+                finish.through(row.where, 0, channels, task.columns.out, spec.nr, self.square)
 
     def _task(self, images: Dim) -> ConvTask:
         """The convolution of the padded image, whose steps are groups of bytes."""
@@ -269,8 +283,13 @@ class _Bytes:
         for tile in all_of_row:
             b.store(self.row_sums, (0, 0), tile)
         with b.loop("pixel", 0, block.rows) as i:
-            sums = b.load(self.sums, (i.var, 0), (self.spec.nr,))
-            self.finish.tile(row.where, expr("+", pixel, i.var), channels, self._shifted(sums, panel, i.var))
+            sums = self._shifted(b.load(self.sums, (i.var, 0), (self.spec.nr,)), panel, i.var)
+            if self.square is None:
+                self.finish.tile(row.where, expr("+", pixel, i.var), channels, sums)
+            else:
+                b.store(self.square, (expr("+", pixel, i.var) if self.by_row else i.var, 0), sums)
+        if self.square is not None and not self.by_row:
+            self.finish.through(row.where, pixel, channels, block.rows, self.spec.nr, self.square)
 
     def _run(self, task: ConvTask, steps: int, at: Dim, k: Dim, panel: Dim, tiles: list[Tile]) -> list[Tile]:
         """Sums of products, and those of the image alone where they are wanted."""
