@@ -51,10 +51,10 @@ print("done")
 
 OF_A_GROUP = """
 import torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-from hotfuse.frontends.dynamo_stand_in import install_stand_in
+from hotfuse.frontends.dynamo_stand_in import install_stand_in, stand_in_installed
 install_stand_in()
+assert stand_in_installed()
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
@@ -63,9 +63,11 @@ from onnx import TensorProto, helper
 
 given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
 made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", [given], [made])
+ends = [helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in (("from", 1), ("to", 3), ("axis", 1))]
+graph = helper.make_graph([helper.make_node("Slice", ["x", "from", "to", "axis"], ["y"])], "g", [given], [made], ends)
 module = OnnxModule(load(helper.make_model(graph).SerializeToString()))
 trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 spread = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (1,)), [Shard(0)])
 assert (spread + 1).full_tensor().sum() == 32
