@@ -49,7 +49,38 @@ assert issubclass(DTensor, torch.Tensor), "who asks for it gets the real one"
 print("done")
 """
 
+OF_A_GROUP = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+from hotfuse.frontends.dynamo_stand_in import install_stand_in, stand_in_installed
+install_stand_in()
+assert stand_in_installed()
+from hotfuse.frontends.captured import TensorSpec
+from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.tracing.traced_model import trace
+from onnx import TensorProto, helper
+
+given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+made = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+ends = [helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in (("from", 1), ("to", 3), ("axis", 1))]
+graph = helper.make_graph([helper.make_node("Slice", ["x", "from", "to", "axis"], ["y"])], "g", [given], [made], ends)
+module = OnnxModule(load(helper.make_model(graph).SerializeToString()))
+trace(module, [TensorSpec((3, 4), (4, 1), torch.float32, "cpu", frozenset({0}))])
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+spread = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (1,)), [Shard(0)])
+assert (spread + 1).full_tensor().sum() == 32
+print("done")
+"""
+
 
 def test_dynamo_is_loaded_for_no_file() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "done", done.stderr[-2000:]
+
+
+def test_a_worker_of_a_process_in_a_group_knows_tensors_that_are_spread_over_it() -> None:
+    run = [sys.executable, "-W", "ignore", "-c", OF_A_GROUP]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "done", done.stderr[-2000:]

@@ -120,13 +120,19 @@ class _TorchsFiles:
         return isinstance(name, str) and (name == "<string>" or name.startswith(_TORCH))
 
 
+def _in_a_group() -> bool:
+    """Whether this process, or the one that it was forked from, works together with others."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 @contextmanager
 def symbols_without_dynamo() -> Generator[None]:
     """While a file is traced: for every symbol, and for what is asked of it, torch notes the line of code that is not its own. To
     tell which files are its own it imports Dynamo, Inductor and `torch.export`, for messages alone.
 
     And its dispatcher asks once in a process, and for good, for the class of tensors that are spread over processes, to treat them
-    in its own way: it gets one that no tensor has. A worker belongs to no group of processes, so it never meets any.
+    in its own way: it gets one that no tensor has. Such tensors raise in this process from then on, so it is not done in a worker
+    of a process that belongs to a group; others have none.
     """
     if not isinstance(sys.modules.get(DYNAMO), UnloadedModule):
         yield
@@ -136,7 +142,7 @@ def symbols_without_dynamo() -> Generator[None]:
     import_module("torch._higher_order_ops.triton_kernel_wrap")  # the tracer takes it for loaded, as Dynamo does that
     real = symbolic_shapes.uninteresting_files
     symbolic_shapes.uninteresting_files = _TorchsFiles  # type: ignore[assignment]
-    spread = None if SPREAD in sys.modules else UnloadedModule(SPREAD, {"DTensor": _NoTensor})
+    spread = None if SPREAD in sys.modules or _in_a_group() else UnloadedModule(SPREAD, {"DTensor": _NoTensor})
     if spread is not None:
         sys.modules[SPREAD] = spread
     try:
