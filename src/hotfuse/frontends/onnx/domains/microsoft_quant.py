@@ -89,9 +89,11 @@ def _with_constant(run: BytesOfTwo, a: Any, b: Any, constant: Any, otherwise: Ca
     def wide(a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, *rest: Any) -> Tensor:
         nonlocal spread
         x = a if first else b
-        if not run.fits(a, b) or torch.broadcast_shapes(x.shape, constant.shape) != x.shape or not x.is_contiguous():
+        if not run.fits(a, b) or not x.is_contiguous():
             return otherwise(a, a_scale, a_zero, b, *rest)
         if (held := spread).shape != x.shape:
+            if torch.broadcast_shapes(x.shape, constant.shape) != x.shape:
+                return otherwise(a, a_scale, a_zero, b, *rest)
             held = spread = constant.expand(x.shape).contiguous()
         return both(x, held)
 
