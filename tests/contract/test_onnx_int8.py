@@ -435,6 +435,25 @@ def test_sums_and_products_of_bytes(op: str, dtype: torch.dtype) -> None:
         assert torch.equal(made.call(*given), row.fn(CTX, *given))
 
 
+@pytest.mark.parametrize("depth", [1, 32, 258, 259])
+@pytest.mark.parametrize("kinds", [(torch.uint8, torch.uint8), (torch.int8, torch.int8), (torch.uint8, torch.int8)], ids=str)
+def test_products_of_two_that_vary(depth: int, kinds: tuple[torch.dtype, torch.dtype]) -> None:
+    """The bytes of the plain function, at the limits of what floats hold, for matrices in any order of memory and for none."""
+    row, (a_kind, b_kind) = find("", "QLinearMatMul", 21), kinds
+    assert row is not None and row.prepare is not None
+    ends = [torch.tensor(s, dtype=torch.float32) for s in (0.031, 0.05, 0.031 * 0.05 * depth * 90)]
+    zeros = [torch.tensor(torch.iinfo(k).min + n, dtype=k) for k, n in ((a_kind, 0), (b_kind, 255), (a_kind, 120))]
+    made = row.prepare(CTX, [VARIES, ends[0], zeros[0], VARIES, ends[1], zeros[1], ends[2], zeros[2]], {})
+    assert made is not None
+    for shape, fill in (((2, 3, 5), None), ((2, 3, 5), 0), ((2, 0, 5), None), ((2, 3, 0), None)):
+        a, b = (torch.randint(-128, 128, (shape[0], n, depth), dtype=torch.int8) for n in shape[1:])
+        if fill is not None:  # the largest differences: 255 and -255
+            a, b = a.fill_(-1 if a_kind is torch.uint8 else 127), b.fill_(0 if b_kind is torch.uint8 else -128)
+        given = [a.view(a_kind), ends[0], zeros[0], b.view(b_kind).transpose(1, 2), ends[1], zeros[1], ends[2], zeros[2]]
+        got = made.call(*given)
+        assert torch.equal(got, row.fn(CTX, *given)) and got.dtype is a_kind
+
+
 @pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
 @pytest.mark.parametrize("first", [True, False])

@@ -37,6 +37,8 @@ from hotfuse.frontends.onnx.ops.quant import (
 from hotfuse.frontends.onnx.registry import VARIES, Ctx, Prepared, Varies, onnx_op
 
 _MS = "com.microsoft"
+KEPT_SPREAD = 1 << 18
+"""Bytes of a bias that stay spread out to the sizes of the last call."""
 
 
 def _real(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
@@ -89,10 +91,14 @@ def _with_constant(run: BytesOfTwo, a: Any, b: Any, constant: Any, otherwise: Ca
     def wide(a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, *rest: Any) -> Tensor:
         nonlocal spread
         x = a if first else b
-        if not run.fits(a, b) or torch.broadcast_shapes(x.shape, constant.shape) != x.shape or not x.is_contiguous():
+        if not run.fits(a, b) or not x.is_contiguous():
             return otherwise(a, a_scale, a_zero, b, *rest)
         if (held := spread).shape != x.shape:
-            held = spread = constant.expand(x.shape).contiguous()
+            if torch.broadcast_shapes(x.shape, constant.shape) != x.shape:
+                return otherwise(a, a_scale, a_zero, b, *rest)
+            held = constant.expand(x.shape).contiguous()
+            if x.numel() <= KEPT_SPREAD:
+                spread = held
         return both(x, held)
 
     return Prepared(wide, 0)

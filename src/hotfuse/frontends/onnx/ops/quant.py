@@ -22,6 +22,7 @@ from hotfuse.frontends.onnx.int8.storage import (
     QUANTIZED,
     available,
     dense,
+    dequantized,
     passes,
     prepare_dequantize,
     prepare_quantize,
@@ -179,6 +180,8 @@ def shifted(x: Tensor, zero_point: Tensor | None, *, rows: bool = False, dtype: 
 
 _MAX_DIFFERENCE = 255
 """The largest difference of two bytes."""
+_EXACT = (1 << 24) // (255 * 255)
+"""Products of differences of bytes whose sum fp32 still holds exactly, in whatever order they are added."""
 
 
 def _prepare_integer(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
@@ -207,8 +210,10 @@ def matmul_integer(
 
 
 def _prepare_matmul(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
-    """Constant weights, one matrix: a layer of bytes."""
+    """Constant weights, one matrix: a layer of bytes. Two sides that vary, with a scale each: as floats, where sums are exact."""
     x, xs, xz, w, ws, wz, ys, yz = inputs
+    if isinstance(x, Varies) and isinstance(w, Varies):
+        return _product_of_two(ctx, (xs, xz), (ws, wz), (ys, yz))
     if not isinstance(x, Varies) or any(isinstance(t, Varies) for t in inputs[1:]) or w.dim() != 2:
         return None
     scales = layers.layer_scales((xs, xz), (ws, wz), (ys, yz))
@@ -220,6 +225,25 @@ def _prepare_matmul(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -
         return run(a) if a.dtype is scales.x_dtype and a.dim() > 1 and a.numel() else qlinear_matmul(ctx, a, *rest)
 
     return Prepared(call, size)
+
+
+def _product_of_two(ctx: Ctx, x: Sequence[Any], w: Sequence[Any], y: Sequence[Any]) -> Prepared | None:
+    """Scores of an attention, and what they weigh: nothing is prepared but the numbers, which each call read in twelve steps."""
+    scales = layers.layer_scales(x, w, y) if not any(isinstance(t, Varies) for t in (*x, *w, *y)) else None
+    if scales is None or scales.w.numel() != 1 or scales.w_zero.numel() != 1 or not available():
+        return None
+    (xs, _), (ws, w_zero), (ys, _) = x, w, y
+    factor, w_at, w_dtype = float(xs.reshape(()) * ws.reshape(()) / ys.reshape(())), int(scales.w_zero), w_zero.dtype
+    background.begin()
+
+    def call(a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, *rest: Any) -> Value:
+        odd = a.dtype is not scales.x_dtype or b.dtype is not w_dtype or min(a.dim(), b.dim()) < 2
+        if odd or not a.numel() or not b.numel() or a.shape[-1] > _EXACT:
+            return qlinear_matmul(ctx, a, a_scale, a_zero, b, *rest)
+        total = torch.matmul(dequantized(a, 1.0, scales.x_zero), dequantized(b, 1.0, w_at))
+        return stored(total.mul_(factor), scales.y_zero, scales.y_dtype)
+
+    return Prepared(call, 0)
 
 
 @onnx_op("QLinearMatMul", prepare=_prepare_matmul)
@@ -242,10 +266,6 @@ def qlinear_matmul(
 def _per_filter(v: Tensor, rank: int) -> Tensor:
     """A vector about the filters, shaped to broadcast with the weight."""
     return v.reshape([-1] + [1] * (rank - 1)) if v.dim() == 1 else v
-
-
-_EXACT = (1 << 24) // (255 * 255)
-"""Products of differences of bytes whose sum fp32 still holds exactly, in whatever order they are added."""
 
 
 def _exact(w: Tensor, group: int) -> torch.dtype:
