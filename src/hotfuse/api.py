@@ -245,7 +245,13 @@ class TorchModel:
         def capture(call: CallSpec) -> wire.Message:
             return ask(TorchCapture(wire.call_to_json(call)), [shipment.blob], self.settings)
 
-        done = self._growing(spec, captured(packed.at, call_name(spec), call, capture, self.settings.capture_timeout_s))
+        try:
+            done = self._growing(spec, captured(packed.at, call_name(spec), call, capture, self.settings.capture_timeout_s))
+        except CaptureError as e:
+            if e.why is not Why.NOT_SENDABLE:
+                raise
+            self._stays = e.because or e.what  # a worker that is no fork has not what the program made while it ran
+            return self._capture_in_place(spec, call, watching, self._stays)
         if isinstance(self.target, LiftedState):
             state = StatePlaces(frozenset(self.target.places), frozenset(self.target.attributes))
             remember_state(self.target.inner, state, self.settings)

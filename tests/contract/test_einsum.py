@@ -48,6 +48,16 @@ def test_the_same_numbers(equation: str, symbolic: bool) -> None:
     assert got.stride() == fn(*xs).stride()
 
 
+@pytest.mark.parametrize("path", [None, [0, 1, 0, 1], [1, 2, 0, 1]])
+def test_an_order_of_contraction_that_torch_chose_changes_nothing(path: list[int] | None) -> None:
+    xs = operands("bhqd,bhkd,bhq->bhqk")
+    group = group_of(lambda *ts: torch.ops.aten.einsum.default("bhqd,bhkd,bhq->bhqk", ts, path=path).relu(), xs)
+    graph, _ = simplify_captured(group.graph)
+    assert not any(packet(n.op) == "aten.einsum" for n in graph.nodes)
+    (got,) = compile_tier0(graph, group.weights, Settings()).run(*xs)
+    torch.testing.assert_close(got, torch.einsum("bhqd,bhkd,bhq->bhqk", *xs).relu(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_stretched_operand_stays_an_einsum() -> None:
     """A size of 1 that is stretched is no batch of a product."""
     xs = [torch.randn(1, 5, 4), torch.randn(3, 7, 4)]

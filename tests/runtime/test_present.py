@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,13 @@ def test_a_text_file_is_not_read_to_send_a_model(tmp_path: Path) -> None:
         with pytest.raises(Unnamed, match="text file"):
             structure_name(model)
         assert (tmp_path / "log").read_text() == ""  # to read it, what waits would have been written
+
+
+def test_what_a_program_made_while_it_ran_is_captured_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is no fork cannot import it; a library that needs an operator of the program's fails there in the same way."""
+    made = types.ModuleType("made_while_running")
+    exec("import torch\nclass Made(torch.nn.Module):\n    def forward(self, x):\n        return torch.tanh(x) * 2\n", vars(made))
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    fast = reached(made.Made().eval(), torch.randn(3, 8), QUIET.with_(workers="spawn"))
+    text = str(fast.explain(full=True))
+    assert "captured in this process" in text and "cannot be sent to a worker" in text

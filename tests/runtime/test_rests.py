@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.known_structure import MAX_KNOWN
 from hotfuse.base.structure import Spec
-from hotfuse.runtime import engine, plans
+from hotfuse.runtime import capturing, engine, plans
 from hotfuse.runtime.admission import GraphAdmission
 from hotfuse.runtime.capturing import MAX_RAISED, Capturer
 from hotfuse.runtime.engine import Engine
@@ -24,6 +25,7 @@ from hotfuse.runtime.rests import CALLS_PER_REST, MAX_REST, Rests
 from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.site import LOOKS_IN_VAIN, MISSED_CALLS
 from hotfuse.runtime.tierup.contest import PlanContest
+from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 INLINE = Settings(capture="inline", profiles=":memory:", tiers=0, watch=False)
 MANY_CALLS = 6000
@@ -151,6 +153,34 @@ def test_calls_that_miss_every_plan_rest_until_one_takes_them(monkeypatch: pytes
         for _ in range(100):
             assert torch.equal(fast(even), torch.full((2,), 2.0))
         assert fast.stats()["calls_per_tier"]["0"] >= served + 100 - MISSED_CALLS - 1 and not site.resting
+
+
+def test_long_calls_that_are_never_captured_seldom_ask_whether_a_large_model_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Draws(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input + torch.rand_like(input) * 0)
+
+    looks, check = list[int](), ModelGuard.check
+
+    def slow(guard: ModelGuard) -> WeightChange:
+        looks.append(1)
+        time.sleep(0.02)
+        return check(guard)
+
+    monkeypatch.setattr(capturing, "LONG_S", 0.0)  # no call rests
+    model = Draws(4, 4)
+    fast, x = hotfuse.jit(model, settings=INLINE), torch.randn(2, 4)
+    with torch.no_grad():
+        fast(x)
+        assert fast.wait(60)
+        monkeypatch.setattr(ModelGuard, "check", slow)
+        for _ in range(30):
+            torch.testing.assert_close(fast(x), nn.functional.linear(x, model.weight, model.bias))
+        assert len(looks) <= 10, "each takes longer than the call"
+        model.weight.mul_(2)
+        fast._engine._capturer._look_again_at = 0.0
+        torch.testing.assert_close(fast(x), nn.functional.linear(x, model.weight, model.bias))
+    assert 2 <= len(looks) <= 11
 
 
 def test_a_few_misses_keep_no_plan_from_its_calls() -> None:

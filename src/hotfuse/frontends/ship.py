@@ -27,7 +27,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch import nn
 
-from hotfuse.base.errors import CaptureError
+from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.lazy_dataclass import dataclass
@@ -80,9 +80,15 @@ def ship(target: Any, extra: Any = None) -> Shipment:
 
 
 def unship(blob: bytes, mode: Any) -> tuple[Any, Any, list[torch.Tensor]]:
-    """Rebuild (target, extra) with fake tensors of the given mode; also all the tensors by number."""
+    """Rebuild (target, extra) with fake tensors of the given mode; also all the tensors by number. Raises CaptureError where this
+    process lacks what the model's has: modules or operators that a program made while it ran."""
     reader = _Unpacker(io.BytesIO(blob), mode)
-    target, extra = reader.load()
+    try:
+        target, extra = reader.load()
+    except HotfuseError:
+        raise
+    except Exception as e:
+        raise CaptureError("a worker process cannot load the model", because=error_text(e), why=Why.NOT_SENDABLE) from e
     return target, extra, reader.tensors
 
 

@@ -57,6 +57,8 @@ MAX_REST_S = 0.02
 RESTING_CALLS = 15
 """Calls between two looks at a site of which nothing can be captured, or nothing new is seen while that is done: a look costs some
 15 us, a call without one less than 2."""
+SHORT_LOOK_S, LOOKS_SHARE = 1e-4, 1 / 200
+"""Looks at whether a model has changed that take longer have this part of the time at most, where no plan rests on them."""
 OPENS_GRAPH = "it enables gradients by itself where they are not"
 
 
@@ -90,6 +92,8 @@ class Capturer:
         """Those that have not begun."""
         self._exhausted = 0
         """Captures that had been made when a call had to go without one."""
+        self._look_again_at = 0.0
+        """When it is asked next whether the model has changed."""
         self._told = 0
         """How many those were when it was last told."""
         self._values = ReturningValues()
@@ -430,9 +434,8 @@ class Capturer:
                 self._log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self._model.name, because=because)
             self._log.count(name)
             return None
-        watch = self._plans.watch if not self._under_way else None  # a capture makes sure by itself, and calls need not meanwhile
-        if watch is not None and (change := watch.check()) is not WeightChange.NONE:
-            self._plans.changed(change, watch)  # what was refused may be possible now
+        if not self._under_way:  # a capture makes sure by itself, and calls need not meanwhile
+            self._look_at_model()
         with self._plans.lock:
             site = self._plans.sites.get(spec)
             if site is None:
@@ -467,6 +470,17 @@ class Capturer:
         self._background.begin()
         return site, group, why
 
+    def _look_at_model(self) -> None:
+        """Whether the model has changed: what was refused may be possible now. Long calls do not rest, and of a model with hundreds
+        of tensors that is in no plan the look is Python that takes a tenth of such a call: it has a bounded share of the time."""
+        watch, now = self._plans.watch, time.perf_counter()
+        if watch is None or now < self._look_again_at:
+            return
+        change = watch.check()
+        took = time.perf_counter() - now
+        self._look_again_at = now + took / LOOKS_SHARE if took > SHORT_LOOK_S else 0.0
+        if change is not WeightChange.NONE:
+            self._plans.changed(change, watch)
 
 
 def _beyond_capture(leaves: Sequence[torch.Tensor]) -> tuple[str, str] | None:

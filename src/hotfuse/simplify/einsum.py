@@ -9,6 +9,8 @@ operands alone (summed). What has others (diagonals, sums of one operand, dots) 
 sums, rows or columns. Of three tensors, one that has only letters of another (a mask, a gate) is multiplied into that one first:
 
     einsum("tef,efd,te->td", h, w, g)    ->    einsum("tef,efd->td", h * unsqueeze(g, 2), w)
+
+Where `opt_einsum` is installed, torch says in which order such three are to be contracted (`path`); the numbers are the same.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ class _EinsumWriter:
         count = 0
         for node in self.graph.nodes:
             operands = argument(node, "tensors") if packet(node.op) == "aten.einsum" else None
-            if not isinstance(operands, tuple) or argument(node, "path") is not None:
+            if not isinstance(operands, tuple):
                 self.nodes.append(node)
                 continue
             before = len(self.nodes)
