@@ -8,14 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from hotfuse.cli import app
+from hotfuse.ir.text import parse
 from hotfuse.runtime.tierup.bets import BranchLayer
 from hotfuse.runtime.tierup.layers.layer import with_layer
 from hotfuse.runtime.tierup.layers.open_mask import OpenMaskLayer
 from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
 from hotfuse.runtime.tierup.proposals import PROPOSERS
 from hotfuse.runtime.tierup.tiers import recurring
-from hotfuse.specialize.outcomes import SHARES, SpecializationOutcomes
-from hotfuse.specialize.table import BRANCH, ROWS, SIZES, TIER1, AttemptKey, branch_key, row, sizes_key
+from hotfuse.specialize.outcomes import SHARES, BetContext, ModelFamily, SpecializationOutcomes, family_of
+from hotfuse.specialize.table import BRANCH, REPEATED, ROWS, SIZES, TIER1, AttemptKey, branch_key, row, sizes_key
 
 
 def test_every_row_has_a_proposer_and_words() -> None:
@@ -59,16 +60,31 @@ def test_layers_stand_in_the_order_of_the_table_whatever_came_first() -> None:
 
 
 def test_races_move_the_prior_of_a_row_and_of_its_context_more() -> None:
-    outcomes = SpecializationOutcomes()
-    assert outcomes.promise(SIZES, 0.9) == row(SIZES).prior
+    outcomes, often, seldom = SpecializationOutcomes(), BetContext(0.9), BetContext(0.1)
+    assert outcomes.promise(SIZES, often) == row(SIZES).prior
     for _ in range(8):
-        outcomes.learn(SIZES, 0.9, 1.0, 2.0, won=False)
-    assert outcomes.promise(SIZES, 0.9) < outcomes.promise(SIZES, 0.1) < row(SIZES).prior == 0.4
-    assert outcomes.promise(BRANCH, 0.9) == row(BRANCH).prior, "rows do not teach each other"
+        outcomes.learn(SIZES, often, 1.0, 2.0, won=False)
+    assert outcomes.promise(SIZES, often) < outcomes.promise(SIZES, seldom) < row(SIZES).prior == 0.4
+    assert outcomes.promise(BRANCH, often) == row(BRANCH).prior, "rows do not teach each other"
     again = SpecializationOutcomes()
     again.restore(outcomes.state())
-    assert again.promise(SIZES, 0.9) == outcomes.promise(SIZES, 0.9)
-    again.restore({"of a newer program, mostly": [3.0, 1.0, 0.0]})
-    assert not again.rows
+    assert again.promise(SIZES, often) == outcomes.promise(SIZES, often)
+    again.restore({"of a newer program, mostly, other, longer": [3.0, 1.0, 0.0], f"{SIZES}, {SHARES[0][0]}": [3.0, 1.0, 0.0]})
+    assert not again.rows, "of other programs"
     with pytest.raises(ValueError, match="5"):
-        again.restore({f"{SIZES}, {SHARES[0][0]}": [3.0, 5.0, 0.0]})
+        again.restore({seldom.name(SIZES): [3.0, 5.0, 0.0]})
+
+
+def test_what_kind_of_model_it_is_and_what_its_calls_take_is_part_of_the_context() -> None:
+    outcomes, small = SpecializationOutcomes(), BetContext(0.9, ModelFamily.OTHER, 30.0)
+    for _ in range(4):
+        outcomes.learn(REPEATED, small, 30.0, 40.0, won=False)
+    others = (BetContext(0.9, ModelFamily.OTHER, 5e3), BetContext(0.9, ModelFamily.ATTENTION, 30.0))
+    promises = [outcomes.promise(REPEATED, c) for c in (small, *others)]
+    assert promises[0] < promises[1] == promises[2] < row(REPEATED).prior
+    contexts = [BetContext(0.5, us=us).name(SIZES) for us in (None, 99.0, 100.0, 9e9)]
+    assert len(set(contexts)) == 4 and contexts[0].endswith("not known")
+    text = "graph g(%x: f32[2, 4, 8, 8], %w: f32[4, 4, 1, 1]) {\n  %y: f32[2, 4, 8, 8] = OP\n  return %y\n}"
+    families = {"aten.conv2d.default(%x, %w)": ModelFamily.CONVOLUTION, "aten.softmax.int(%x, -1)": ModelFamily.ATTENTION,
+                "aten.relu.default(%x)": ModelFamily.OTHER}  # fmt: skip
+    assert {op: family_of(parse(text.replace("OP", op))) for op in families} == families

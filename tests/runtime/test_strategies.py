@@ -26,6 +26,7 @@ from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
+from hotfuse.specialize.outcomes import BetContext
 from hotfuse.tile.program import Loop, LoopKind, Stmt, When
 from tests.races import kernels_win, layouts_take, new_plans_win, raced
 from tests.runtime.test_layouts import Rows, moved
@@ -208,12 +209,12 @@ def test_a_process_that_begins_with_kept_plans_bets_by_what_earlier_ones_raced(t
     """No plan is asked for there whose answer would bring it: it is asked for by itself, once, before anything is bet."""
     place, earlier, row = RequestContext(str(tmp_path / "p.sqlite")), strategy_history.StrategyHistory(), "branch"
     for _ in range(6):
-        earlier.outcomes.learn(row, 0.9, 1.0, 1.2, won=False)
+        earlier.outcomes.learn(row, BetContext(0.9), 1.0, 1.2, won=False)
     strategy_history.send(Here().submit, RequestSettings(), place, earlier)
     later = strategy_history.StrategyHistory()
-    before = later.outcomes.promise(row, 0.9)
+    before = later.outcomes.promise(row, BetContext(0.9))
     assert strategy_history.recall(Here().submit, RequestSettings(), place, later)
-    assert later.begun and later.outcomes.promise(row, 0.9) == earlier.outcomes.promise(row, 0.9) < before
+    assert later.begun and later.outcomes.promise(row, BetContext(0.9)) == earlier.outcomes.promise(row, BetContext(0.9)) < before
     assert not strategy_history.recall(Here().submit, RequestSettings(), place, later), "it is there"
     assert not later.more(), "what was brought is not sent back"
 

@@ -35,6 +35,7 @@ from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.layers.layer import Layer
 from hotfuse.runtime.tierup.lull import Lull
 from hotfuse.runtime.warm_start import MadeOf
+from hotfuse.specialize.outcomes import BetContext, family_of
 from hotfuse.specialize.table import BRANCH, AttemptKey
 
 PROVEN_ON = 4
@@ -211,3 +212,8 @@ def versions_of(weights: Weights) -> list[int]:
 def sizes_of(entry: Entry, signature: Signature) -> str:
     """Sizes by their names, for a reader."""
     return ", ".join(f"{s}={n}" for s, n in zip(entry.symbols, signature, strict=True))
+
+
+def bet_context(entry: Entry, share: float) -> BetContext:
+    """What a bet on an entry is made in: how often it holds, what model it is, and what a call takes now."""
+    return BetContext(share, family_of(entry.baseline.graph), entry.trade.us[1] if entry.trade is not None else None)

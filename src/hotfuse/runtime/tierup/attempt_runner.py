@@ -25,6 +25,7 @@ from hotfuse.runtime.site import MAX_REFUSED, Entry, WonRace
 from hotfuse.runtime.tierup.attempt import (
     Attempt,
     AttemptContext,
+    bet_context,
     versions_of,
 )
 from hotfuse.runtime.tierup.contest import PlanContest
@@ -158,7 +159,7 @@ class AttemptRunner:
             evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
             self._remember()
         if key.row in NAMES:
-            self._history.outcomes.learn(key.row, attempt.share, trial.old_us, trial.new_us, won=trial.won)
+            self._history.outcomes.learn(key.row, bet_context(entry, attempt.share), trial.old_us, trial.new_us, won=trial.won)
             self._remember()
         kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.decided}
         rests = (calls[0], OWN_CODE if own else old.tier)

@@ -306,7 +306,7 @@ class Improver:
         for found in proposed:
             if found.key.row == SIZES and not self._promising(entry, Strategy.SPECIALIZE, found.key):
                 continue
-            value = found.value(self._history.outcomes)
+            value = found.value(self._history.outcomes, entry)
             if value < MIN_VALUE:
                 said = f"{value:.2%} of the calls' time may be saved"
                 self._context.refuse(entry, found.key, Why.UNPROMISING, said, row=found.key.row,

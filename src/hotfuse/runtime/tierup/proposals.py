@@ -17,7 +17,7 @@ from hotfuse.profile.predict import ALL
 from hotfuse.profile.records import Flag
 from hotfuse.profile.snapshot import GraphSeen, ValueSeen
 from hotfuse.runtime.site import Entry, Site
-from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext, sizes_of
+from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext, bet_context, sizes_of
 from hotfuse.runtime.tierup.bets import BranchLayer
 from hotfuse.runtime.tierup.layers.distinct_rows import MAX_DISTINCT, distinct_share
 from hotfuse.runtime.tierup.layers.open_mask import open_mask
@@ -60,9 +60,9 @@ class Proposal:
     evidence: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
     """What the decision to try it says; nothing where trying finds that out."""
 
-    def value(self, outcomes: SpecializationOutcomes) -> float:
+    def value(self, outcomes: SpecializationOutcomes, entry: Entry) -> float:
         """The part of the calls' time that it is expected to save."""
-        return outcomes.promise(self.key.row, self.share) * self.saves * self.share
+        return outcomes.promise(self.key.row, bet_context(entry, self.share)) * self.saves * self.share
 
 
 Proposer = Callable[[AttemptContext, Site, Entry], Proposal | None]
@@ -233,4 +233,4 @@ def proposals(
 ) -> list[Proposal]:
     """What of these rows may pay for an entry, the highest expected value first."""
     found = [p for name in rows if (p := PROPOSERS[name](context, site, entry)) is not None]
-    return sorted(found, key=lambda p: -p.value(outcomes))
+    return sorted(found, key=lambda p: -p.value(outcomes, entry))

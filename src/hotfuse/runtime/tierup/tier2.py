@@ -22,7 +22,7 @@ from hotfuse.runtime.serve.device_packing import DevicePackedRun
 from hotfuse.runtime.serve.distinct_rows import DistinctRowsRun
 from hotfuse.runtime.serve.packing import MOSTLY_LIVE, PackedRun, Padded
 from hotfuse.runtime.site import Entry, Site
-from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, exchange, sizes_of
+from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, bet_context, exchange, sizes_of
 from hotfuse.runtime.tierup.layers.compose import composer_of
 from hotfuse.runtime.tierup.layers.distinct_rows import DistinctRowsLayer
 from hotfuse.runtime.tierup.layers.layer import Layer, specialized, with_layer
@@ -173,7 +173,7 @@ def packed_first(
         return without_padding(context, site, entry, lambda _live: True, key=PACKED_BY_LIBRARY, known=known)
 
     def worth(live: float) -> bool:
-        return outcomes.promise(PADDING, 1 - live) * (1 - live) >= FIRST_VALUE
+        return outcomes.promise(PADDING, bet_context(entry, 1 - live)) * (1 - live) >= FIRST_VALUE
 
     return without_padding(context, site, entry, worth, alongside=partial(at_once, early), known=known)
 
