@@ -32,6 +32,7 @@ from hotfuse.hpm import fleet, model
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.fleet import MachineRows
 from hotfuse.hpm.model import PerformanceModel, TrainingRows
+from hotfuse.hpm.nearby import Nearby
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.work import FAMILIES
 from hotfuse.machine.fingerprint import fingerprint
@@ -68,14 +69,12 @@ def _mape(rows: TrainingRows, predicted: model.Vector) -> float:
 
 
 def _corrected(others: PerformanceModel, part: MachineRows, seen: TrainingRows, judged: TrainingRows) -> float:
-    """What serving does first: the model stays, and measurements beside its predictions shift it."""
-    correction = Online()
+    """What serving does first: the model stays, and measurements beside its predictions move them."""
+    correction = Nearby(Online())
     found = derive(seen.table, part.at)
-    off = np.log(seen.seconds / others.seconds(found))
-    observed = zip(found.family.tolist(), model.binding(found).tolist(), off.tolist(), strict=True)
-    correction.observe_all(observed, seen.group.tolist())
+    correction.observe(found, np.log(seen.seconds / others.seconds(found)), seen.group.tolist())
     asked = derive(judged.table, part.at)
-    return _mape(judged, others.seconds(asked) * np.exp(correction.shift(asked.family, model.binding(asked))))
+    return _mape(judged, others.seconds(asked) * np.exp(correction.of(asked, model.binding(asked))))
 
 
 def errors(part: MachineRows, known: PerformanceModel, support: model.Support | None, seed: int) -> Iterator[tuple[str, float]]:

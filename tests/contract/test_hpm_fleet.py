@@ -18,6 +18,8 @@ from hotfuse.compile.learn.learned import Foresight
 from hotfuse.hpm import calibrate, fleet, model
 from hotfuse.hpm.features import MACHINE, NAMES, derive
 from hotfuse.hpm.model import TrainingRows
+from hotfuse.hpm.nearby import Nearby
+from hotfuse.hpm.online import Online
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.trust import Trust, judged
 from hotfuse.hpm.work import Matrix
@@ -128,6 +130,36 @@ def test_a_machine_with_few_rows_has_little_to_say(table: Matrix, monkeypatch: p
     off = score(found.grown(knows=False, few=10**6, seed=0), new)
     monkeypatch.setattr(fleet, "HALF_VOICE", 0.0)
     assert off < 0.85 * score(fleet.Pooled.of(others).grown(knows=False, few=10**6, seed=0), new)
+
+
+def test_first_samples_move_predictions_where_they_were_taken(table: Matrix) -> None:
+    """A machine that differs by families, none of them by much, and by sizes within them: no single part explains it."""
+    with Store.open(":memory:") as store:
+        for kind in ("small", "wide"):
+            add(store, kind, table)
+        made = fleet.Pooled.of(fleet.machines(store)).grown(knows=False, few=10**6, seed=0)
+        at = {NAMES[i]: i for i in range(len(NAMES))}
+
+        def law(x: Any) -> Any:
+            apart = 0.35 * np.sin(x[:, at["family"]]) + 0.05 * x[:, at["traffic"]] - 0.8
+            return (1.5 + 2.5 / (1 + np.exp(x[:, at["compute"]]))) * np.exp(apart)
+
+        add(store, "new", table, law, seed=9)
+        new = next(p for p in fleet.machines(store) if p.at.flops == KINDS["new"][0] * GIGA)
+    found = derive(new.rows.table, new.at)
+    off, level, problems = np.log(new.rows.seconds / made.seconds(found)), model.binding(found), new.rows.group.tolist()
+    seen = np.random.default_rng(0).permutation(len(off))
+    error = dict[int, tuple[float, float]]()
+    for count in (5, 30, 150):
+        some, rest = seen[:count], seen[150:]
+        drifted, near = Online(), Nearby(Online())
+        drifted.observe_all(zip(found.family[some].tolist(), level[some].tolist(), off[some].tolist(), strict=True))
+        near.observe(found.pick(some), off[some], [problems[i] for i in some])
+        left = [off[rest] - c.of(found.pick(rest), level[rest]) for c in (drifted, near)]
+        error[count] = float(np.abs(left[0]).mean()), float(np.abs(left[1]).mean())
+    assert error[5][0] == error[5][1], "few samples say nothing"
+    assert error[30][1] < 0.8 * error[5][1] and error[150][1] < 0.6 * error[150][0]
+    assert error[150][1] < error[30][1] < error[30][0]
 
 
 def test_of_one_machine_nothing_is_known_about_others(table: Matrix) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import threading
@@ -21,8 +22,11 @@ from hotfuse.base.events import Why
 from hotfuse.base.faults import NO_THREAD, faults, is_alive, is_begun, is_passing
 from hotfuse.compile.workers.task import Task
 from hotfuse.compile.workers.worker_pool import Pool
+from hotfuse.profile.analyzer import Analyzer
+from hotfuse.profile.records import Batch, Subject
 from hotfuse.runtime import call_group
 from hotfuse.runtime.call_group import CallGroup
+from hotfuse.runtime.epochs import Epochs
 from hotfuse.runtime.tierup import improve
 
 
@@ -122,6 +126,40 @@ def test_a_thread_that_cannot_be_had_is_counted_once_a_try(monkeypatch: pytest.M
     none = _NoThreads(monkeypatch)
     assert not is_begun(threading.Thread(target=lambda: None, name="hotfuse-test"))
     assert faults.counts()[f"hotfuse-test: RuntimeError: {NO_THREAD}"] == none.refused == 1
+    faults.clear()
+
+
+def test_calls_are_watched_when_there_is_a_file_and_a_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(*_args: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    analyzer, none, made = Analyzer(), _NoThreads(monkeypatch), os.memfd_create
+    try:
+        monkeypatch.setattr(os, "memfd_create", no_file)
+        assert analyzer.start() is None and "watching calls: OSError: [Errno 24] Too many open files" in faults.counts()
+        monkeypatch.setattr(os, "memfd_create", made)
+        assert analyzer.start() is None and none.refused == 1
+        none.on = False
+        batch = Batch(1)
+        batch.call(Subject(0, 1, 0, 0), 0, 5, 1)
+        analyzer.publish(batch)
+        assert analyzer.flush(120) and analyzer.snapshot.records == 1
+    finally:
+        analyzer.stop()
+    faults.clear()
+
+
+def test_things_are_freed_when_there_is_a_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    none, epochs, freed = _NoThreads(monkeypatch), Epochs(), list[int]()
+    epochs.retire(object(), lambda: freed.append(1))
+    assert none.refused == 1
+    none.on = False
+    epochs.retire(object(), lambda: freed.append(2))
+    until = time.monotonic() + 60
+    while len(freed) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert sorted(freed) == [1, 2]
+    epochs.stop()
     faults.clear()
 
 

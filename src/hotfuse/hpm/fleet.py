@@ -1,7 +1,7 @@
 """One model of many machines: rows of each are held against its own roofline, so what they say holds for a machine nobody measured.
 
     never seen        the fleet's model, judged on machines that were left out whole when it was trained
-    first samples     the same, corrected by what serving measures (`hpm.online`)
+    first samples     the same, corrected by what is measured here, most where it was measured (`hpm.nearby`)
     some rows         a model of its own that the fleet's rows support: moved by how far the machine's own are off from them, and
                       counting together as much as some of its own
 

@@ -362,6 +362,10 @@ class Correction:
         """Log factors to multiply predictions with."""
         return np.zeros(len(family))
 
+    def of(self, found: Features, level: npt.NDArray[np.int64]) -> Vector:
+        """The same, of rows whose features may count."""
+        return self.shift(found.family, level)
+
 
 @dataclass(slots=True)
 class CostPredictor:
@@ -381,7 +385,7 @@ class CostPredictor:
         found = derive(table, self.at)
         raw = self.model.seconds(found)
         level = binding(found)
-        seconds = raw * np.exp(self.correction.shift(found.family, level))
+        seconds = raw * np.exp(self.correction.of(found, level))
         width = np.exp(self.model.widths(found, raw))
         memory = table[:, _BYTES].sum(1)
         cycles = seconds * self.at.hz

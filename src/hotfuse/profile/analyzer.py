@@ -67,12 +67,17 @@ class Analyzer:
     # --- control ---------------------------------------------------------------------------------
 
     def start(self) -> Ring | None:
-        """Make the ring and have the process started, in the background; None when it was stopped."""
+        """Make the ring and have the process started, in the background; None when it was stopped, and for now where the system has
+        no file or thread for it: a sampled call asks, and is not to hear of that."""
         with self._lock:
             if self._stopping:
                 return None
             if self._ring is None:
-                ring = Ring.create(self._slots)
+                try:
+                    ring = Ring.create(self._slots)
+                except OSError as e:
+                    faults.note("watching calls", e)
+                    return None
                 if self._publish is not None:
                     ring.use(self._publish)
                 self._ring = ring

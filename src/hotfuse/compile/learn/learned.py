@@ -24,8 +24,10 @@ from hotfuse.compile.learn import measure
 from hotfuse.compile.request_context import ARMS, RequestContext
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm import calibrate as rows
-from hotfuse.hpm import fleet, model
+from hotfuse.hpm import fleet, model, nearby
+from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import CostPredictor
+from hotfuse.hpm.nearby import Nearby
 from hotfuse.hpm.online import WINDOW, Online
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.trust import Trust, judged
@@ -69,6 +71,9 @@ class Foresight:
     host: Host
     predictor: CostPredictor
     online: Online
+    """What has changed since the model was trained."""
+    nearby: Nearby | None = None
+    """What the fleet's model is off by here (`hpm.nearby`); None where the machine has a model of its own."""
     believed: bool = True
     """Whether forecasts decide; else what they propose is measured first (`hpm.trust`)."""
     own: bool = True
@@ -91,8 +96,9 @@ class Foresight:
             store.notes.append(f"a stored model was left aside: {believed.because}")
             return None
         online = Online()
-        predictor = CostPredictor(found, host.at, RowCache(measure.tile_of), online)
-        made = cls(host, predictor, online, believed.trust is Trust.BELIEVED, own)
+        near = None if own else Nearby(online)
+        predictor = CostPredictor(found, host.at, RowCache(measure.tile_of), near or online)
+        made = cls(host, predictor, online, near, believed.trust is Trust.BELIEVED, own)
         made.replay(store)
         return made
 
@@ -102,7 +108,8 @@ class Foresight:
         if self.own:
             trained, _ = store.model_dates(model.named(who.at.threads), who.machine).get(version, (0.0, {}))
         sources = SERVING if self.own else SOURCES  # to the fleet's model, all that was measured here is news
-        found = store.measurements(machine=who.machine, threads=who.at.threads, source=sources, since=trained, limit=WINDOW)
+        newest = WINDOW if self.own else nearby.WINDOW
+        found = store.measurements(machine=who.machine, threads=who.at.threads, source=sources, since=trained, limit=newest)
         self.observe(found[::-1])
         looks = store.drift(machine=self.host.machine, probe="fma", limit=IN_A_ROW)
         ratios = sorted(d.ratio for d in looks)
@@ -115,10 +122,12 @@ class Foresight:
         if not usable:
             return
         table = np.array([[m.features[n] for n in NAMES] for m in usable])
-        plain = CostPredictor(self.predictor.model, self.host.at, self.predictor.row_cache).of_rows(table)
-        off = np.log(np.array([m.time_ns for m in usable]) * 1e-9 / plain.seconds)
-        found = zip(map(int, plain.family), map(int, plain.level), map(float, off), strict=True)
-        self.online.observe_all(found, [rows.problem_of(m.kernel) for m in usable])
+        found = derive(table, self.host.at)
+        off = np.log(np.array([m.time_ns for m in usable]) * 1e-9 / self.predictor.model.seconds(found))
+        problems = [rows.problem_of(m.kernel) for m in usable]
+        self.online.observe_all(zip(found.family.tolist(), model.binding(found).tolist(), off.tolist(), strict=True), problems)
+        if self.nearby is not None:
+            self.nearby.observe(found, off, problems)
 
     def of_group(self, graph: Graph, sizes: Mapping[str, int]) -> Foreseen | None:
         """What a group would take as a kernel and by the library; None where that depends on data."""

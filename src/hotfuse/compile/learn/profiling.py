@@ -69,9 +69,9 @@ def _predicted(
     ahead = kept.ahead
     said = None
     if ahead is not None:
-        predictor = (
-            ahead.predictor if host is kept.host else CostPredictor(ahead.predictor.model, host.at, kept.row_cache, ahead.online)
-        )
+        predictor = ahead.predictor
+        if host is not kept.host:
+            predictor = CostPredictor(predictor.model, host.at, kept.row_cache, predictor.correction)
         said = round(float(predictor.of_rows(table).seconds[0]) * 1e6, 2)
     if kept.place.record and us > MIN_US and part.n >= MIN_SAMPLES:
         key = hashlib.sha256(part.graph.encode()).hexdigest()[:16]
