@@ -184,6 +184,9 @@ class Box:
     factor = 2.0
 
 
+BOX = Box()
+
+
 def _imports(x: Tensor, _: Any) -> Tensor:
     import hotfuse_test_module  # type: ignore[import-not-found]
 
@@ -202,7 +205,7 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Tensor], Callab
     "class of lists": (lambda: Numbers([2.0]), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5.0)),
     "array": (lambda: array("f", [2.0]), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5.0)),
     "bytes": (lambda: bytearray(b"\x02"), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5)),
-    "weak reference": (Box, lambda x, d: x * weakref.ref(d)().factor, lambda d: setattr(d, "factor", 5.0)),  # type: ignore[union-attr]
+    "weak reference": (lambda: weakref.ref(BOX), lambda x, d: x * d().factor, lambda d: setattr(d(), "factor", 5.0)),
     "weak dict": (
         lambda: (box := Box(), weakref.WeakKeyDictionary({box: 2.0})), lambda x, d: x * d[1][d[0]],
         lambda d: d[1].__setitem__(d[0], 5.0)),
