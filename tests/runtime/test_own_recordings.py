@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -269,14 +268,14 @@ class Counts(Slow):
 
 
 class Appends(Slow):
-    """The guard looks into lists, not into other containers."""
+    """The guard does not look into sets of objects that compare in ways of their own."""
 
     def __init__(self, device: OnCpu) -> None:
         super().__init__(device)
-        self.seen: list[int] | deque[int] = deque()
+        self.seen: list[object] | set[object] = {object()}
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        self.seen.append(len(x))
+        self.seen.add(object()) if isinstance(self.seen, set) else self.seen.append(object())
         return super().forward(x)
 
 

@@ -8,6 +8,11 @@ import dataclasses
 import enum
 import functools
 import random
+import sys
+import types
+import weakref
+from array import array
+from collections import ChainMap, Counter, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -153,6 +158,94 @@ def test_what_code_reads_beside_its_model_is_watched(name: str, capture: Any, mo
             given = arguments()
             with torch.no_grad():
                 torch.testing.assert_close(fast(*given), model(*given))
+            assert fast.wait(60)
+
+
+class Defaults(dict[str, float]):
+    def __missing__(self, key: str) -> float:
+        return FACTORS[1]
+
+
+class Numbers(list[float]):
+    pass
+
+
+@functools.singledispatch
+def dispatched(_key: Any, x: Tensor) -> Tensor:
+    return x
+
+
+@dispatched.register
+def _(_key: int, x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Box:
+    factor = 2.0
+
+
+BOX = Box()
+
+
+def _imports(x: Tensor, _: Any) -> Tensor:
+    import hotfuse_test_module  # type: ignore[import-not-found]
+
+    return x * hotfuse_test_module.FACTOR
+
+
+HELD: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Tensor], Callable[[Any], Any]]] = {
+    "deque": (lambda: deque([2.0, 3.0]), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5.0)),
+    "default dict": (lambda: defaultdict(lambda: 2.0), lambda x, d: x * d["a"], lambda d: d.__setitem__("a", 5.0)),
+    "counter": (lambda: Counter(a=2), lambda x, d: x * d["a"], lambda d: d.update(a=3)),
+    "chain map": (lambda: ChainMap({}, {"a": 2.0}), lambda x, d: x * d["a"], lambda d: d.maps[1].__setitem__("a", 5.0)),
+    "user dict": (lambda: UserDict(a=2.0), lambda x, d: x * d["a"], lambda d: d.__setitem__("a", 5.0)),
+    "user list": (lambda: UserList([2.0]), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5.0)),
+    "class of dicts": (Defaults, lambda x, d: x * d["a"], lambda d: d.__setitem__("a", 5.0)),
+    "what such a class gives": (Defaults, lambda x, d: x * d["a"], lambda _: FACTORS.__setitem__(1, 5.0)),
+    "class of lists": (lambda: Numbers([2.0]), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5.0)),
+    "array": (lambda: array("f", [2.0]), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5.0)),
+    "bytes": (lambda: bytearray(b"\x02"), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5)),
+    "weak reference": (lambda: weakref.ref(BOX), lambda x, d: x * d().factor, lambda d: setattr(d(), "factor", 5.0)),
+    "weak dict": (
+        lambda: (box := Box(), weakref.WeakKeyDictionary({box: 2.0})), lambda x, d: x * d[1][d[0]],
+        lambda d: d[1].__setitem__(d[0], 5.0)),
+    "single dispatch": (lambda: 1, lambda x, d: dispatched(d, x), lambda _: dispatched.register(int, lambda _k, x: x * 5)),
+    "array of objects": (
+        lambda: np.array([2.0, None], dtype=object), lambda x, d: x * d[0], lambda d: d.__setitem__(0, 5.0)),
+    "import": (lambda: None, _imports, lambda _: setattr(sys.modules["hotfuse_test_module"], "FACTOR", 5.0)),
+}  # fmt: skip
+OWN_CODE = {"array of objects"}
+"""No look would show that these change."""
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_code_holds_is_watched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, read, change = HELD[name]
+    module = types.ModuleType("hotfuse_test_module")
+    vars(module)["FACTOR"] = 2.0
+    monkeypatch.setitem(sys.modules, "hotfuse_test_module", module)
+    monkeypatch.setitem(FACTORS, 1, 2.0)
+    held = make()
+    with hotfuse.jit(lambda x: read(x, held), settings=INLINE) as fast:
+        for i in range(16):
+            if i == 8:
+                assert (fast.stats()["graph_calls"] > 0) is (name not in OWN_CODE), str(fast.explain(full=True))
+                change(held)
+            x = torch.randn(4, D)
+            torch.testing.assert_close(fast(x), read(x, held))
+            assert fast.wait(60)
+
+
+def test_looking_leaves_dicts_as_they_are() -> None:
+    """A dict that makes what is not there is not asked by key."""
+    held: defaultdict[str, float] = defaultdict(lambda: 2.0, a=1.0)
+    with hotfuse.jit(lambda x: x * held["a"], settings=INLINE) as fast:
+        for i in range(16):
+            if i == 8:
+                del held["a"]
+                held["b"] = 3.0
+            fast(torch.randn(4, D))
+            assert i != 8 or sorted(held) == ["a", "b"]  # what the model's own code made
             assert fast.wait(60)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 
-_NAMESPACES = frozenset({"types", "argparse"})
+_NAMESPACES = frozenset({"types", "argparse", "collections", "weakref"})
 _FOREIGN = (sys.stdlib_module_names | {"torch", "builtins", "numpy", "hotfuse"}) - _NAMESPACES
 _PLAIN = (int, float, complex, str, bytes, type(None))
 _HEAP = 1 << 9

@@ -6,20 +6,26 @@
 The code is that of modules' classes (`class_code`), of the functions that are served, and of every function that those name, call
 through objects, or close over, and special methods of the classes met (`d[k]` runs `__getitem__`). What is looked through are the
 attributes that it names and its variables: a trainer that a module holds for others, and its counters, are none of the captured
-graph's business. Followed from there: dicts, lists, tuples, small sets, and objects of classes that are neither torch's nor the
-standard library's (namespaces are). There are bounds, because a look is taken at every call: containers of many entries
-(vocabularies) are left out, as are those with keys or look-ups of their own, and all beyond the first so many. What differs from
-thread to thread, and large NumPy arrays, no look can tell of: `blind` says so, and such a model keeps its own code.
+graph's business. Followed from there: dicts, lists, tuples, small sets, queues, results that functions keep, and objects of classes
+that are neither torch's nor the standard library's (namespaces and collections are). There are bounds, because a look is taken at
+every call: containers of many entries (vocabularies) are left out, as are those with keys of their own, and all beyond the first so
+many. What differs from thread to thread, and large NumPy arrays, no look can tell of: `blind` says so, and such a model keeps its
+own code.
 """
 
 from __future__ import annotations
 
 import contextvars
+import copy
 import enum
 import functools
+import gc
+import sys
 import threading
 import types
-from collections import OrderedDict
+import weakref
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import field
 from typing import Any, cast
@@ -28,7 +34,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hotfuse.base.bytecode import globals_of, names_of
+from hotfuse.base.bytecode import globals_of, imports_of, names_of
 from hotfuse.base.environment_reads import NAMES, variables_of
 from hotfuse.base.lazy_dataclass import dataclass
 from hotfuse.frontends.process_effects import STANDS_IN_FOR
@@ -79,7 +85,8 @@ class Reads:
     functions: list[types.FunctionType] = field(default_factory=list[types.FunctionType])
     """Whose code and defaults count; methods are among `entries`."""
     slots: list[tuple[Any, str]] = field(default_factory=list[tuple[Any, str]])
-    sets: list[set[Any]] = field(default_factory=list[set[Any]])
+    sets: list[Any] = field(default_factory=list[Any])
+    """Sets, deques, arrays: what is equal to a copy of it."""
     arrays: list[np.ndarray] = field(default_factory=list[np.ndarray])
     context: list[contextvars.ContextVar[Any]] = field(default_factory=list[contextvars.ContextVar[Any]])
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
@@ -170,17 +177,25 @@ class _CodeWalk:
         if isinstance(value, (*_PLAIN, *_OPAQUE)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, torch.Tensor | nn.Module):
-            (self.found.tensors if isinstance(value, torch.Tensor) else self.found.modules).append(value)
+        if isinstance(value, torch.Tensor):
+            self.found.tensors.append(value)
+            return
+        if isinstance(value, nn.Module):
+            self.found.modules.append(value)
             return
         if type(value) is tuple:
             self._left.extend(cast(tuple[Any, ...], value)[:MAX_ENTRIES])
-        elif type(value) is list:
+        elif isinstance(value, list):
             self._list(cast(list[Any], value))
         elif type(value) is set:
             self._set(cast(set[Any], value))
         elif isinstance(value, types.FunctionType):
             self._function(value)
+            self._dispatched(value)
+        elif isinstance(value, deque | bytearray | array):
+            self._compared(cast(Any, value))
+        elif isinstance(value, weakref.ref):
+            self._left.append(cast(Any, value)())
         elif isinstance(value, types.MethodType):
             self._left += [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
@@ -193,8 +208,9 @@ class _CodeWalk:
             self.found.blind = self.found.blind or "values that each thread has for itself (threading.local)"
         elif type(value) is CACHED:
             self._cached(value)
-        elif (held := _entries(value)) is not None:
-            self._dict(held)
+        else:
+            for held in _entries(value):
+                self._dict(held)
         if not foreign(type(value)):
             self._object(value)
 
@@ -227,17 +243,31 @@ class _CodeWalk:
         if len(items) <= MAX_ENTRIES and self._room() and all(map(_plain, list(items))):
             self.found.sets.append(items)
 
+    def _compared(self, items: deque[Any] | bytearray | array[Any]) -> None:
+        """What is compared whole with a copy."""
+        self._bytes += 8 * len(items)
+        copied = copy.copy(items)
+        if self._bytes <= MAX_ARRAY_BYTES and copied == items and all(map(_plain, items)):
+            self.found.sets.append(items)
+        else:
+            kind, most = type(items).__name__, MAX_ARRAY_BYTES // 8
+            self.found.blind = self.found.blind or f"a {kind} that holds more than {most} numbers or texts; make it a list"
+
+    def _dispatched(self, function: types.FunctionType) -> None:
+        """What a function behind `functools.singledispatch` calls for which type."""
+        if isinstance(registry := getattr(function, "registry", None), types.MappingProxyType):
+            self._left += gc.get_referents(registry)
+
     def _array(self, array: np.ndarray) -> None:
         """One whose numbers somebody can write; it is compared where it lies."""
-        if array.dtype.hasobject or not (array.flags.writeable or array.base is not None):
+        if not (array.flags.writeable or array.base is not None):
             return
         self._bytes += array.nbytes
-        if self._bytes <= MAX_ARRAY_BYTES and array.flags.c_contiguous:
+        if self._bytes <= MAX_ARRAY_BYTES and array.flags.c_contiguous and not array.dtype.hasobject:
             self.found.arrays.append(array)
         else:
-            self.found.blind = self.found.blind or (
-                f"a NumPy array of {array.nbytes} bytes (looked at are {MAX_ARRAY_BYTES} in all, without gaps); make it a buffer"
-            )
+            looked_at = f"looked at are {MAX_ARRAY_BYTES} in all, without gaps, of numbers"
+            self.found.blind = self.found.blind or f"a NumPy array of {array.nbytes} bytes ({looked_at}); make it a buffer"
 
     def _object(self, value: Any) -> None:
         kind = type(value)
@@ -263,10 +293,22 @@ class _CodeWalk:
                 self.found.variables |= variables or set()
             self._names |= names
             self._left += [function.__kwdefaults__, function.__defaults__]
+        for module in self._imported(function) if own else ():
+            self._named(module, names, own=own)
         for owner, name in _variables(function):
             if self._new_place(owner, name):
                 self.found.names.append((owner, name))
             self._named(owner[name], names, own=own)
+
+    def _imported(self, function: types.FunctionType) -> list[types.ModuleType]:
+        """Modules that code imports when it runs, as far as they are there."""
+        package = str(function.__globals__.get("__package__") or "")
+        parts = package.split(".") if package else []
+        found: list[types.ModuleType] = []
+        for name in imports_of(function.__code__):
+            relative = (".".join([*parts[: n + 1], name]).rstrip(".") for n in range(len(parts)))
+            found += [m for full in (name, *relative) if full and (m := sys.modules.get(full)) is not None]
+        return found
 
     def _attributes(self, function: types.FunctionType) -> None:
         """Values that a function carries under names that code uses (`scaled.factor = 2`)."""
@@ -297,20 +339,18 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (*_PLAIN, enum.Enum)) or (isinstance(value, tuple) and all(map(_plain, cast(tuple[Any, ...], value))))
 
 
-def _entries(value: Any) -> dict[Any, Any] | None:
-    """A dict whose look-ups native code can do, or an object's own; None where that is nothing to look into."""
-    if type(value) not in (dict, OrderedDict):
-        if foreign(type(value)):
-            return None
-        value = getattr(value, "__dict__", None)
-        if type(value) is not dict:
-            return None
-    found = cast(dict[Any, Any], value)
-    return found if len(found) <= MAX_ENTRIES and all(map(plain_key, list(found))) else None
+def _entries(value: Any) -> list[dict[Any, Any]]:
+    """Dicts whose look-ups native code can do: one, an object's own, or both of one that is a dict itself."""
+    found = [value] if isinstance(value, dict) else []
+    if not foreign(type(value)) and type(held := getattr(value, "__dict__", None)) is dict:
+        found.append(held)
+    return [d for d in found if len(d) <= MAX_ENTRIES and all(map(plain_key, list(d)))]
 
 
 def plain_key(key: Any) -> bool:
     """Whether looking a key up runs no code of a user's."""
-    return isinstance(key, (str, bytes, int, float, type(None), enum.Enum)) or (
+    if isinstance(key, weakref.ref):
+        return type(cast(Any, key)()).__eq__ is object.__eq__  # it asks what it refers to
+    return isinstance(key, (str, bytes, int, float, type(None), enum.Enum)) or type(key) is type or (
         type(key) is tuple and all(map(plain_key, cast(tuple[Any, ...], key)))
     )

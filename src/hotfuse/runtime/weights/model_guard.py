@@ -25,7 +25,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -80,6 +80,20 @@ def _elsewhere(found: Reads, modules: Sequence[nn.Module]) -> list[nn.Module]:
 def _equal(new: Any, old: Any) -> bool:
     """Whether two numbers or texts are the same to any code: zeros of one sign, too."""
     return type(new) is type(old) and type(new) in (bool, int, float, str, bytes) and repr(new) == repr(old)
+
+
+class _ByKey:
+    """A dict of another class, asked by key whatever that makes of look-ups, and of keys that are not there."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: dict[Any, Any]) -> None:
+        self._of = of
+
+    def __getitem__(self, key: Any) -> Any:
+        if (found := dict.get(self._of, key, _NOTHING)) is _NOTHING:
+            raise KeyError(key)
+        return found
 
 
 def _installed(space: dict[str, Any]) -> bool:
@@ -147,7 +161,9 @@ class ModelGuard:
         places += names
         self._owners = [d for d, _ in places]
         self._keys = [k for _, k in places]
-        self._held: list[Any] = list(map(operator.getitem, self._owners, self._keys))
+        self._entries = [_ByKey(d) if isinstance(d, dict) and type(cast(Any, d)) is not dict else d for d in self._owners]
+        """The same, to be asked by key."""
+        self._held: list[Any] = list(map(operator.getitem, self._entries, self._keys))
         self._sizes = list(map(len, self._dicts))
         self._classes = [type(m) for m in modules]
         self._tensors = tuple(t for t in tensors if t.layout is torch.strided)
@@ -353,7 +369,7 @@ class ModelGuard:
         if list(map(len, self._dicts)) != self._sizes or list(map(type, self._modules)) != self._classes:
             return WeightChange.MODEL
         try:
-            if not all(map(operator.is_, map(operator.getitem, self._owners, self._keys), self._held)) and not self._same_values():
+            if not all(map(operator.is_, map(operator.getitem, self._entries, self._keys), self._held)) and not self._same_values():
                 return WeightChange.MODEL
         except KeyError:  # one attribute deleted and another set
             return WeightChange.MODEL
@@ -397,7 +413,7 @@ class ModelGuard:
         Programs set what is set already (`model.temperature = float(request["temperature"])`), and pickling an `fx.GraphModule`
         writes its code again.
         """
-        held: list[Any] = list(map(operator.getitem, self._owners, self._keys))
+        held: list[Any] = list(map(operator.getitem, self._entries, self._keys))
         if not all(new is old or _equal(new, old) for new, old in zip(held, self._held, strict=True)):
             return False
         self._held = held
@@ -408,7 +424,7 @@ class ModelGuard:
         names = {id(getattr(m, d)): type(m).__name__ for m in self._modules for d in _DICTS}
         for owner, key, held in zip(self._owners, self._keys, self._held, strict=True):
             inside = isinstance(owner, dict)
-            now = owner.get(key, _NOTHING) if inside else owner[key]
+            now = dict.get(cast(dict[Any, Any], owner), key, _NOTHING) if inside else owner[key]
             if now is not held and not _equal(now, held):
                 return f"{names[id(owner)]}.{key}" if inside and id(owner) in names else f"{key!r} of what its code reads"
         for m, cls in zip(self._modules, self._classes, strict=True):

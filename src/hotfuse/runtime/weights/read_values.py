@@ -7,6 +7,7 @@ guard, or here.
 from __future__ import annotations
 
 import contextvars
+import copy
 import operator
 import os
 import types
@@ -39,7 +40,7 @@ class ReadValues:
         self._functions: list[types.FunctionType] = []
         self._parts: list[list[Any]] = []
         self._slots = [(o, n, getattr(o, n, NOT_SET)) for o, n in found.slots]
-        self._sets = [(s, set(s)) for s in found.sets]
+        self._sets = [(s, copy.copy(s)) for s in found.sets]
         self._arrays = [(a, a.tobytes()) for a in found.arrays]
         self._context = [(v, _here(v)) for v in found.context]
         self._kept = found.kept
@@ -63,7 +64,7 @@ class ReadValues:
             if getattr(o, name, NOT_SET) is not held:
                 return f"{type(o).__name__}.{name}"
         if any(now != before for now, before in self._sets):
-            return "a set that its code reads"
+            return "a set or queue that its code reads"
         if any(a.tobytes() != before for a, before in self._arrays):
             return "a NumPy array that its code reads"
         for v, held in self._context:
