@@ -22,7 +22,7 @@ from hotfuse.runtime.serve.own_kinds import MAX_PLACES
 from hotfuse.runtime.serve.own_recordings import MAX_PUT_OFF, MAX_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
 
 SETTINGS = Settings(record=False, idle=False)
-RACED = 40
+RACED = 60
 """Calls in which a race is surely over that one side wins by far."""
 
 
