@@ -24,6 +24,8 @@ from hotfuse.runtime.serve.own_recordings import MAX_PUT_OFF, MAX_RECORDINGS, PR
 SETTINGS = Settings(record=False, idle=False)
 RACED = 60
 """Calls in which a race is surely over that one side wins by far."""
+SLEEP_S = 0.006
+"""What a call of the model takes. A replay here takes what is around a recording, too, on a busy machine some milliseconds."""
 
 
 class OnCpu:
@@ -97,7 +99,7 @@ class OnCpu:
 class Slow(nn.Module):
     """What launching costs is sleep, which a replay does not have."""
 
-    def __init__(self, device: OnCpu, seconds: float = 0.002) -> None:
+    def __init__(self, device: OnCpu, seconds: float = SLEEP_S) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.register_buffer("scale", torch.full((4,), 2.0))
@@ -461,7 +463,7 @@ def test_one_that_is_not_faster_is_refused() -> None:
 
     class Slower(OnCpu):
         def enter(self) -> None:
-            time.sleep(0.002)
+            time.sleep(SLEEP_S)
 
     slower = Slower()
     run, log = made(model, slower)
@@ -520,7 +522,7 @@ class AsksWhetherRecorded(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.device.asleep:
-            time.sleep(0.002)
+            time.sleep(SLEEP_S)
         recorded = torch.cuda.is_current_stream_capturing()
         self.device.told.append(recorded)
         if self.looks and not recorded and self.device.recording:

@@ -185,6 +185,10 @@ def _switches(found: Observed) -> Generator[None]:
         yield
 
 
+_NO_ATTRIBUTES = ("torch.backends.cudnn.rnn",)
+"""Modules of theirs that are no attributes of `torch.backends`."""
+
+
 class _AskedSwitch:
     """In place of an attribute of a module of `torch.backends`, which has its value from native code."""
 
@@ -201,11 +205,16 @@ class _AskedSwitch:
         self._real.__set__(owner, value)
 
 
+def _back_ends() -> list[PropModule]:
+    """Modules that have such attributes; to look for them among all of `sys.modules` takes longer than what is traced, at times."""
+    found = (torch.backends, *vars(torch.backends).values(), *map(sys.modules.get, _NO_ATTRIBUTES))
+    return [m for m in found if isinstance(m, PropModule)]
+
+
 @contextmanager
 def _of_back_ends(found: Observed, thread: int) -> Generator[None]:
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith("torch.backends") and isinstance(m, PropModule)]
     with contextlib.ExitStack() as instead:
-        for owner in {type(m): m.__name__ for m in modules}.items():
+        for owner in {type(m): m.__name__ for m in _back_ends()}.items():
             for name, real in [(n, v) for n, v in vars(owner[0]).items() if isinstance(v, ContextProp)]:
                 asked = _AskedSwitch(real, f"{owner[1]}.{name}", found, thread)
                 setattr(owner[0], name, asked)

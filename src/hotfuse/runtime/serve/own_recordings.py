@@ -439,7 +439,7 @@ class OwnRecordings:
         with self._lock:
             if self._guard is guard:
                 self._forget()
-                self._log.decide(Action.DROP, Why.MODEL_CHANGED, self._model.name, what=_WHAT)
+                self._log.decide(Action.DROP, Why.MODEL_CHANGED, self._model.name, what=_WHAT, changed=guard.difference())
                 self._changes += 1
                 if self._changes >= MAX_CHANGES:
                     self._leave_alone(Why.STATEFUL, "the model changes between calls")
